@@ -1,0 +1,365 @@
+"""What is trained and measured, as plain values: shapes, recipes, segments, rules, evaluators.
+
+Free of torch: planning, validation and the database import this module. Everything here is frozen; whatever changes a
+number is part of a value, and a value's identity is the hash of its content (`content_hash`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+#: Raised whenever a change of ours alters trained or measured numbers for the same specification.
+NUMERICS_VERSION = 1
+
+SegmentKind = Literal["short_trunk", "short_decay", "long_constant", "long_linear_decay"]
+Protocol = Literal["constant", "linear_decay"]
+OptimizerState = Literal["carry", "fresh"]
+Split = Literal["short", "long"]
+RuleName = Literal["raw", "last_m"]
+ReferenceKind = Literal["copy", "huggingface"]
+ChunkingMode = Literal["exact", "pku"]
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a specification: sorted keys, no spaces, dataclasses as objects.
+
+    Raises:
+        ValueError: for NaN or infinity, which have no place in an identity.
+    """
+
+    def plain(item: Any) -> Any:
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return dataclasses.asdict(item)
+        raise TypeError(f"{type(item).__name__} has no canonical form")
+
+    return json.dumps(value, default=plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_hash(value: Any) -> str:
+    """32 hexadecimal digits that name the content of `value` (first half of SHA-256 over `canonical_json`)."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
+
+
+def steps_for(tokens: int, tokens_per_step: int) -> int:
+    """Optimizer steps nearest to a token budget: floor(tokens / tokens_per_step + 1/2), in integers."""
+    return (2 * tokens + tokens_per_step) // (2 * tokens_per_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A Llama-like decoder. `qk_conv_kernel` 0 means plain projections (no convolution after q and k)."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn_width: int
+    vocab_size: int
+    tied_embeddings: bool = True
+    qk_conv_kernel: int = 0
+    init_std: float = 0.02
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def n_params(self) -> int:
+        """N: every weight but the input embedding and the output head."""
+        kv_width = self.kv_heads * self.head_dim
+        attention = 2 * self.width * self.width + 2 * self.width * kv_width
+        convolution = self.qk_conv_kernel * (self.width + kv_width)
+        feed_forward = 3 * self.width * self.ffn_width
+        norms = 2 * self.width
+        return self.layers * (attention + convolution + feed_forward + norms) + self.width
+
+    @property
+    def embedding_params(self) -> int:
+        return self.vocab_size * self.width * (1 if self.tied_embeddings else 2)
+
+    def train_flops_per_token(self, seq_len: int) -> int:
+        """Floating-point operations of forward and backward for one token, causal attention included.
+
+        6 per weight that multiplies (N and the output head), and 6 x layers x width x seq_len for scores and mixing at
+        the mean causal context of seq_len / 2 (Kaplan et al. 2020, table 1, times three for forward and backward).
+        """
+        return 6 * (self.n_params + self.vocab_size * self.width) + 6 * self.layers * self.width * seq_len
+
+    def forward_flops_per_token(self, seq_len: int) -> int:
+        """A third of `train_flops_per_token`: the forward pass alone."""
+        return self.train_flops_per_token(seq_len) // 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataMix:
+    """Training tokens: one split of a corpus; `copied_spans` is the share of sequences that carry copied spans."""
+
+    corpus: str
+    split: Split
+    copied_spans: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortStage:
+    """WSD: warm-up and stable rate on the trunk, then a linear decay over one ninth of D_s to `final_rate_ratio`."""
+
+    seq_len: int
+    batch_sequences: int
+    rope_base: float
+    peak_rate: float
+    warmup_steps: int
+    final_rate_ratio: float
+    data: DataMix
+    optimizer: AdamW = AdamW()
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.seq_len * self.batch_sequences
+
+    @property
+    def end_rate(self) -> float:
+        return self.peak_rate * self.final_rate_ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongStage:
+    """LCCP. `start_rate` is resolved (the planner replaces "inherit" by the short stage's end rate).
+
+    `final_rate_ratio` belongs to `long_linear_decay` alone and is 1 for the constant protocol, so that it does not split
+    the identity of constant-rate segments.
+    """
+
+    seq_len: int
+    batch_sequences: int
+    rope_base: float
+    start_rate: float
+    optimizer_state: OptimizerState
+    warmup_steps: int
+    final_rate_ratio: float
+    data: DataMix
+    optimizer: AdamW = AdamW()
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.seq_len * self.batch_sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """A checkpoint's identity: steps taken since the beginning of its segment."""
+
+    segment: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of training with one schedule. Its id hashes all that changes its weights and nothing else.
+
+    `seed` is the short_seed for the short stage (initialisation and order) and the long_seed for the long stage (order).
+    `horizon_steps` is set where the schedule depends on it (decays) and None where the rate is constant: such a segment
+    is open-ended, and extending it only raises its target.
+    """
+
+    kind: SegmentKind
+    parent: CheckpointRef | None
+    shape: ModelShape
+    stage: ShortStage | LongStage
+    seed: int
+    horizon_steps: int | None = None
+    numerics_version: int = NUMERICS_VERSION
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def first_stage_step(self) -> int:
+        """Steps of the same stage that lie before this segment: a decay goes on where its trunk stands."""
+        return self.parent.step if self.kind == "short_decay" and self.parent is not None else 0
+
+    def stage_tokens(self, step: int) -> int:
+        """Tokens of the stage (D_s or D_l) consumed when `step` steps of this segment are done."""
+        return (self.first_stage_step + step) * self.stage.tokens_per_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """A checkpoint in the store: where it lies (relative to the store's root) and the digest it must have."""
+
+    ref: CheckpointRef
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRun:
+    """One dispatch: train `segment` from `start` and write a checkpoint at every step of `save_steps`.
+
+    `start` is a checkpoint of this segment (resume), of its parent (begin), or None (from scratch). The run ends at the
+    last of `save_steps`. Recovery checkpoints are written in between every `recovery_every_steps`, if given.
+    """
+
+    segment: Segment
+    start: StoredCheckpoint | None
+    save_steps: tuple[int, ...]
+    recovery_every_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationRule:
+    """How checkpoints become the model that is evaluated. `raw` has m = 1 and spacing_steps = 0."""
+
+    name: RuleName
+    m: int = 1
+    spacing_steps: int = 0
+
+    def source_steps(self, step: int) -> tuple[int, ...]:
+        """Steps of the checkpoints the rule reads at `step`, oldest first. Values <= 0 mean: too early for the rule."""
+        return tuple(step - k * self.spacing_steps for k in reversed(range(self.m)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The model a rule yields at one step of a segment; its weights are a function of this value alone."""
+
+    segment: str
+    step: int
+    rule: ObservationRule
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+    @property
+    def sources(self) -> tuple[CheckpointRef, ...]:
+        return tuple(CheckpointRef(segment=self.segment, step=step) for step in self.rule.source_steps(self.step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The model that selects key tokens. `digest` names its weights (huggingface) or its counts' corpus (copy)."""
+
+    kind: ReferenceKind
+    path: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunking:
+    """Local context of the reference's second pass. `exact`: every position past the first chunk sees between `length`
+    and `length + stride - 1` tokens; `pku`: the windows of the public reference implementation."""
+
+    length: int = 4096
+    stride: int = 1024
+    mode: ChunkingMode = "exact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationDocuments:
+    """The first `count` windows of `length` tokens from the held-out documents of a corpus, one window never crossing two."""
+
+    corpus: str
+    count: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Everything that decides K_long and the measured numbers. A key token: chunk - full > gain and full < ceiling (nats)."""
+
+    reference: Reference
+    documents: EvaluationDocuments
+    chunking: Chunking = Chunking()
+    gain_threshold: float = 2.0
+    full_nll_ceiling: float = 2.0
+    short_context_gap: bool = False
+    numerics_version: int = NUMERICS_VERSION
+
+    @property
+    def id(self) -> str:
+        return content_hash(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What training yields: a durable checkpoint, already renamed into place, with the digest of its content."""
+
+    ref: CheckpointRef
+    path: str
+    digest: str
+    size_bytes: int
+    stage_tokens: int
+    scheduled: bool
+    mean_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainProgress:
+    """A sign of life between checkpoints."""
+
+    step: int
+    stage_tokens: int
+    loss: float
+    learning_rate: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentScore:
+    """Sums of NLL (nats) and counts of tokens of one evaluation document; `key_local_sum` is the evaluated model's own NLL
+    on the key tokens when it sees only the local chunk (None unless the evaluator asks for the gap)."""
+
+    key_sum: float
+    key_count: int
+    short_sum: float
+    short_count: int
+    all_sum: float
+    all_count: int
+    key_local_sum: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Token-pooled metrics (nats) of one snapshot; None, with a reason, where no token qualifies. Errors are over documents."""
+
+    log_longppl: float | None
+    log_longppl_se: float | None
+    log_shortppl: float | None
+    log_shortppl_se: float | None
+    log_ppl: float | None
+    log_ppl_se: float | None
+    key_gap: float | None
+    key_count: int
+    short_count: int
+    all_count: int
+    documents: tuple[DocumentScore, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRun:
+    """One dispatch: build `snapshot` from its `sources` (oldest first) and measure it with `evaluator`.
+
+    `shape` and `rope_base` and `seq_len` describe the model that the checkpoints hold.
+    """
+
+    snapshot: Snapshot
+    sources: tuple[StoredCheckpoint, ...]
+    evaluator: Evaluator
+    shape: ModelShape
+    rope_base: float
