@@ -1,0 +1,50 @@
+"""Where a process finds its database and its files: environment variables, read once in `main`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from database.engine import parse_url
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _default_store(data: dict[str, Any]) -> str:
+    return str(data["home"] / "store") if "home" in data else ""
+
+
+class Settings(BaseSettings):
+    """The environment of a Longlaw process. Build it in `main` and hand it down.
+
+    Attributes:
+        home: `LONGLAW_HOME`, what this machine keeps between runs; `./.longlaw` by default.
+        database_url: `LONGLAW_DATABASE_URL`, any Postgres server; None means the embedded one below `home`.
+        store: `LONGLAW_STORE`, a folder or fsspec URL of checkpoints, corpora and references; `home/store` by default.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="LONGLAW_",
+        env_ignore_empty=True,
+        frozen=True,
+        hide_input_in_errors=True,  # a mistyped URL holds a password too
+    )
+
+    home: Annotated[Path, AfterValidator(_absolute)] = Field(default=Path(".longlaw"), validate_default=True)
+    database_url: SecretStr | None = None
+    store: str = Field(default_factory=_default_store)
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            parse_url(url.get_secret_value())
+        return url
+
+    @property
+    def postgres_dir(self) -> Path:
+        """The folder of the embedded server."""
+        return self.home / "postgres"
