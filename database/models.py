@@ -41,6 +41,11 @@ def _one_of(column: str, values: tuple[str, ...]) -> str:
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
+def _finite(*columns: str) -> str:
+    """Postgres stores NaN and sorts it above every number: one would spoil each maximum and mean."""
+    return " AND ".join(f"{column} NOT IN ('NaN', 'Infinity', '-Infinity')" for column in columns)
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(
         naming_convention={
@@ -118,7 +123,10 @@ class Evaluator(Base):
 
 
 class Segment(Base):
-    """One generation of a segment: `spec` is the `workers.spec.Segment`, `target_step` its last scheduled checkpoint."""
+    """One generation of a segment: `spec` is the `workers.spec.Segment`, `target_step` its last scheduled checkpoint.
+
+    `priority` orders what is ready: FLOPs of the longest chain of training that begins here.
+    """
 
     __tablename__ = "segments"
     id: Mapped[int] = _id()
@@ -131,6 +139,7 @@ class Segment(Base):
     spec: Mapped[dict[str, Any]]
     tokens_per_step: Mapped[int]
     target_step: Mapped[int]
+    priority: Mapped[float] = mapped_column(server_default=text("0"))
     state: Mapped[str] = mapped_column(server_default="PENDING")
     reason: Mapped[str | None]
     not_before: Mapped[dt.datetime | None]
@@ -141,7 +150,7 @@ class Segment(Base):
     __table_args__ = (
         UniqueConstraint("key", "generation"),
         Index("uq_segments_open", "key", unique=True, postgresql_where=text(OPEN)),
-        Index("ix_segments_claimable", "state", "id", postgresql_where=text(OPEN)),
+        Index("ix_segments_claimable", "state", text("priority DESC"), "id", postgresql_where=text(OPEN)),
         Index(None, "parent_key", "parent_step"),
         CheckConstraint(_one_of("state", WORK_STATES), name="state"),
         CheckConstraint(
@@ -180,7 +189,7 @@ class Checkpoint(Base):
     __table_args__ = (
         UniqueConstraint("segment_key", "step"),
         CheckConstraint("step > 0 AND stage_tokens > 0 AND size_bytes > 0", name="positive"),
-        CheckConstraint("mean_loss <> 'NaN'", name="mean_loss"),
+        CheckConstraint(_finite("mean_loss"), name="mean_loss"),
     )
 
 
@@ -230,10 +239,12 @@ class Evaluation(Base):
         CheckConstraint(_one_of("state", WORK_STATES), name="state"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens >= 0", name="sizes"),
         CheckConstraint("(ended_at IS NOT NULL) = (state IN ('SUCCEEDED', 'FAILED', 'CANCELLED'))", name="ended"),
-        CheckConstraint("state <> 'SUCCEEDED' OR all_count IS NOT NULL", name="measured"),
         CheckConstraint(
-            "log_longppl <> 'NaN' AND log_shortppl <> 'NaN' AND log_ppl <> 'NaN' AND key_gap <> 'NaN'", name="numbers"
+            "state <> 'SUCCEEDED' OR (all_count IS NOT NULL AND (log_longppl IS NOT NULL OR reason IS NOT NULL))",
+            name="measured",
         ),
+        CheckConstraint(_finite("log_longppl", "log_shortppl", "log_ppl", "key_gap"), name="numbers"),
+        CheckConstraint(_finite("log_longppl_se", "log_shortppl_se", "log_ppl_se"), name="standard_errors"),
     )
 
 
@@ -342,7 +353,7 @@ class Scheduler(Base):
 
 
 class Observation(Base):
-    """A row the law is fitted to: y = log_longppl at (N, D_s, D_l)."""
+    """A row the law is fitted to: y = log_longppl at (N, D_s, D_l). Never changed and never deleted: fits name it."""
 
     __tablename__ = "observations"
     id: Mapped[int] = _id()
@@ -363,13 +374,16 @@ class Observation(Base):
         UniqueConstraint("series_id", "evaluation_key"),
         Index(None, "series_id", "id"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens > 0", name="sizes"),
-        CheckConstraint("y NOT IN ('NaN', 'Infinity', '-Infinity')", name="y"),
+        CheckConstraint(_finite("y", "y_se"), name="y"),
         CheckConstraint(_one_of("source", ("run", "imported")), name="source"),
     )
 
 
 class Fit(Base):
-    """A law fitted to a frozen set of observations; never changed once SUCCEEDED."""
+    """A law fitted to a frozen set of observations: `fit_observations`, written with this row. Never changed once closed.
+
+    `n_draws_ok` refits of the `bootstrap` asked for were good; their parameters are kept unless intervals are withheld.
+    """
 
     __tablename__ = "fits"
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
@@ -385,6 +399,9 @@ class Fit(Base):
     gradient_norm: Mapped[float | None]
     huber_delta: Mapped[float | None]
     level: Mapped[float | None]
+    seed: Mapped[int | None]
+    n_draws_ok: Mapped[int | None] = mapped_column(Integer)
+    jacobian_rank: Mapped[int | None] = mapped_column(Integer)
     n_observations: Mapped[int | None] = mapped_column(Integer)
     n_clusters: Mapped[int | None] = mapped_column(Integer)
     residual_std: Mapped[float | None]
@@ -417,10 +434,16 @@ class Fit(Base):
         ),
         CheckConstraint(_one_of("state", FIT_STATES), name="state"),
         CheckConstraint("state <> 'SUCCEEDED' OR (status IS NOT NULL AND objective IS NOT NULL)", name="fitted"),
+        CheckConstraint("state <> 'FAILED' OR reason IS NOT NULL", name="reason"),
+        CheckConstraint("(ended_at IS NOT NULL) = (state IN ('SUCCEEDED', 'FAILED'))", name="ended"),
+        CheckConstraint("bootstrap >= 0", name="bootstrap"),
+        CheckConstraint(_finite("objective", "residual_std"), name="numbers"),
     )
 
 
 class FitParameter(Base):
+    """A parameter's estimate for absolute counts; no interval where it is at a bound, open, or intervals are withheld."""
+
     __tablename__ = "fit_parameters"
     fit_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("fits.id"), primary_key=True)
     position: Mapped[int] = mapped_column(Integer)
@@ -430,19 +453,27 @@ class FitParameter(Base):
     high: Mapped[float | None]
     at_bound: Mapped[bool]
     identifiable: Mapped[bool]
+    __table_args__ = (UniqueConstraint("fit_id", "position"), CheckConstraint(_finite("value"), name="value"))
 
 
 class FitObservation(Base):
-    """Which observations a fit used: `fitted`, `held_out` (predicted, never fitted) or `excluded` (with a reason)."""
+    """Which observations a fit used: `fitted`, `held_out` (predicted, never fitted) or `excluded` (with a reason).
+
+    The rows are written when the fit is queued; `role` and the rest are None until it has succeeded.
+    """
 
     __tablename__ = "fit_observations"
     fit_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("fits.id"), primary_key=True)
     observation_id: Mapped[int] = mapped_column(ForeignKey("observations.id"), primary_key=True, index=True)
-    role: Mapped[str]
+    role: Mapped[str | None]
+    reason: Mapped[str | None]
     predicted: Mapped[float | None]
     low: Mapped[float | None]
     high: Mapped[float | None]
-    __table_args__ = (CheckConstraint(_one_of("role", ("fitted", "held_out", "excluded")), name="role"),)
+    __table_args__ = (
+        CheckConstraint(_one_of("role", ("fitted", "held_out", "excluded")), name="role"),
+        CheckConstraint("role <> 'excluded' OR reason IS NOT NULL", name="reason"),
+    )
 
 
 class FitDraw(Base):
