@@ -1,0 +1,277 @@
+"""What may run next: PENDING work becomes READY (or fails with its parent), READY work is claimed with a fencing token.
+
+A claim takes a row that no other scheduler holds (`FOR UPDATE SKIP LOCKED`), opens an attempt and is committed by the
+caller before any work starts. What the attempt brings back is recorded by `database.attempts`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+from database.events import record_event
+from database.models import Attempt, Checkpoint, Evaluation, EvaluationSource, Evaluator, Segment, SegmentSave
+from database.specs import evaluator_from_json, rule_from_json, segment_from_json
+from workers.spec import CheckpointRef, EvaluationRun, SegmentRun, Snapshot, StoredCheckpoint
+
+OPEN_STATES = ("PENDING", "READY", "RUNNING")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedSegment:
+    """A stretch of a segment to train; every write about it must carry `token`."""
+
+    token: uuid.UUID
+    key: str
+    scale: str
+    run: SegmentRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedEvaluation:
+    """A snapshot to measure; every write about it must carry `token`."""
+
+    token: uuid.UUID
+    key: str
+    scale: str
+    run: EvaluationRun
+
+
+def promote(session: Session, *, segment_key: str | None = None) -> int:
+    """Makes PENDING work READY whose checkpoints are all there; returns how many rows.
+
+    Args:
+        segment_key: look only at what waits for checkpoints of this segment.
+    """
+    segments = update(Segment).where(
+        Segment.state == "PENDING",
+        or_(Segment.parent_key.is_(None), _parent_there()),
+    )
+    evaluations = update(Evaluation).where(Evaluation.state == "PENDING", ~_lacks_source())
+    if segment_key is not None:
+        segments = segments.where(Segment.parent_key == segment_key)
+        evaluations = evaluations.where(Evaluation.segment_key == segment_key)
+    ready = 0
+    for statement in (segments, evaluations):
+        keys = session.scalars(statement.values(state="READY").returning(literal(1)))
+        ready += len(keys.all())
+    return ready
+
+
+def fail_orphans(session: Session) -> int:
+    """Fails PENDING work that nothing open will ever unblock, with the reason of what failed before it.
+
+    Returns how many rows; a chain of segments fails link by link within this one call.
+    """
+    failed = 0
+    while count := _fail_orphaned_segments(session):
+        failed += count
+    return failed + _fail_orphaned_evaluations(session)
+
+
+def claim_segment(session: Session, *, scheduler_id: uuid.UUID, worker: str, lease_s: float) -> ClaimedSegment | None:
+    """Claims the READY segment that the longest chain of training hangs on, or None if none is ready.
+
+    The run is the next contiguous stretch: from the nearest checkpoint before the first missing save, through the
+    missing saves, up to the next checkpoint that exists already. A segment that lacks nothing is closed in passing.
+    """
+    while (row := session.scalar(_next_segment())) is not None:
+        run = _segment_run(session, row)
+        if run is None:
+            close_segment(session, row)
+            continue
+        row.state, row.reason, row.not_before = "RUNNING", None, None
+        start_step = run.start.ref.step if run.start is not None and run.start.ref.segment == row.key else 0
+        token = _open_attempt(
+            session,
+            segment_id=row.id,
+            scheduler_id=scheduler_id,
+            worker=worker,
+            lease_s=lease_s,
+            start_step=start_step,
+            target_step=run.save_steps[-1],
+        )
+        return ClaimedSegment(token=token, key=row.key, scale=row.scale, run=run)
+    return None
+
+
+def claim_evaluation(
+    session: Session, *, scheduler_id: uuid.UUID, worker: str, lease_s: float
+) -> ClaimedEvaluation | None:
+    """Claims the oldest READY evaluation, or None if none is ready.
+
+    The first evaluation of an evaluator computes its key tokens for all others: until one has succeeded, one runs at a
+    time.
+    """
+    row = session.scalar(_next_evaluation())
+    if row is None:
+        return None
+    segment = session.scalars(
+        select(Segment).where(Segment.key == row.segment_key).order_by(Segment.generation.desc()).limit(1)
+    ).one()
+    spec = segment_from_json(segment.spec)
+    snapshot = Snapshot(segment=row.segment_key, step=row.step, rule=rule_from_json(row.rule))
+    evaluator = session.get_one(Evaluator, row.evaluator_id)
+    run = EvaluationRun(
+        snapshot=snapshot,
+        sources=tuple(_stored(session, ref) for ref in snapshot.sources),
+        evaluator=evaluator_from_json(evaluator.spec),
+        shape=spec.shape,
+        rope_base=spec.stage.rope_base,
+    )
+    row.state, row.reason, row.not_before = "RUNNING", None, None
+    token = _open_attempt(session, evaluation_id=row.id, scheduler_id=scheduler_id, worker=worker, lease_s=lease_s)
+    return ClaimedEvaluation(token=token, key=row.key, scale=row.scale, run=run)
+
+
+def missing_saves(session: Session, segment_key: str) -> tuple[int, ...]:
+    """Scheduled checkpoints of the segment that nobody has trained yet, ascending."""
+    there = exists().where(Checkpoint.segment_key == SegmentSave.segment_key, Checkpoint.step == SegmentSave.step)
+    statement = select(SegmentSave.step).where(SegmentSave.segment_key == segment_key, ~there)
+    return tuple(session.scalars(statement.order_by(SegmentSave.step)))
+
+
+def close_segment(session: Session, row: Segment) -> None:
+    """Marks a segment that lacks no save SUCCEEDED."""
+    row.state, row.reason, row.not_before, row.ended_at = "SUCCEEDED", None, None, func.now()
+    record_event(session, "segment_succeeded", row.key, scale=row.scale, generation=row.generation)
+
+
+def _due(not_before: ColumnElement[dt.datetime | None]) -> ColumnElement[bool]:
+    return or_(not_before.is_(None), not_before <= func.now())
+
+
+def _next_segment() -> Select[Segment]:
+    return (
+        select(Segment)
+        .where(Segment.state == "READY", _due(Segment.not_before.expression))
+        .order_by(Segment.priority.desc(), Segment.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _next_evaluation() -> Select[Evaluation]:
+    other = aliased(Evaluation)
+    same_evaluator = other.evaluator_id == Evaluation.evaluator_id
+    keys_known = exists().where(same_evaluator, other.state == "SUCCEEDED")
+    keys_under_way = exists().where(same_evaluator, other.state == "RUNNING")
+    return (
+        select(Evaluation)
+        .where(Evaluation.state == "READY", _due(Evaluation.not_before.expression), or_(keys_known, ~keys_under_way))
+        .order_by(Evaluation.id)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=Evaluation)
+    )
+
+
+def _segment_run(session: Session, row: Segment) -> SegmentRun | None:
+    missing = missing_saves(session, row.key)
+    if not missing:
+        return None
+    mine = Checkpoint.segment_key == row.key
+    before = session.scalar(select(func.max(Checkpoint.step)).where(mine, Checkpoint.step < missing[0]))
+    after = session.scalar(select(func.min(Checkpoint.step)).where(mine, Checkpoint.step > missing[0]))
+    start: StoredCheckpoint | None = None
+    if before is not None:
+        start = _stored(session, CheckpointRef(segment=row.key, step=before))
+    elif row.parent_key is not None and row.parent_step is not None:
+        start = _stored(session, CheckpointRef(segment=row.parent_key, step=row.parent_step))
+    return SegmentRun(
+        segment=segment_from_json(row.spec),
+        start=start,
+        save_steps=tuple(step for step in missing if after is None or step < after),
+    )
+
+
+def _stored(session: Session, ref: CheckpointRef) -> StoredCheckpoint:
+    row = session.scalars(
+        select(Checkpoint).where(Checkpoint.segment_key == ref.segment, Checkpoint.step == ref.step)
+    ).one()
+    return StoredCheckpoint(ref=ref, path=row.path, digest=row.digest)
+
+
+def _open_attempt(
+    session: Session,
+    *,
+    scheduler_id: uuid.UUID,
+    worker: str,
+    lease_s: float,
+    segment_id: int | None = None,
+    evaluation_id: int | None = None,
+    start_step: int | None = None,
+    target_step: int | None = None,
+) -> uuid.UUID:
+    subject = Attempt.segment_id == segment_id if segment_id is not None else Attempt.evaluation_id == evaluation_id
+    number = session.scalar(select(func.coalesce(func.max(Attempt.number), 0) + 1).where(subject))
+    token = uuid.uuid4()
+    session.add(
+        Attempt(
+            segment_id=segment_id,
+            evaluation_id=evaluation_id,
+            number=number,
+            token=token,
+            scheduler_id=scheduler_id,
+            worker=worker,
+            start_step=start_step,
+            target_step=target_step,
+            lease_expires_at=func.now() + func.make_interval(0, 0, 0, 0, 0, 0, lease_s),
+        )
+    )
+    session.flush()
+    return token
+
+
+def _parent_there() -> ColumnElement[bool]:
+    return exists().where(Checkpoint.segment_key == Segment.parent_key, Checkpoint.step == Segment.parent_step)
+
+
+def _lacks_source() -> ColumnElement[bool]:
+    there = exists().where(
+        Checkpoint.segment_key == EvaluationSource.segment_key, Checkpoint.step == EvaluationSource.step
+    )
+    return exists().where(EvaluationSource.evaluation_key == Evaluation.key, ~there)
+
+
+def _fail_orphaned_segments(session: Session) -> int:
+    parent = aliased(Segment)
+    parent_open = exists().where(parent.key == Segment.parent_key, parent.state.in_(OPEN_STATES))
+    orphans = session.scalars(
+        select(Segment)
+        .where(Segment.state == "PENDING", Segment.parent_key.is_not(None), ~_parent_there(), ~parent_open)
+        .with_for_update(of=Segment)
+    ).all()
+    for row in orphans:
+        assert row.parent_key is not None
+        row.state, row.ended_at = "FAILED", func.now()
+        row.reason = _parent_failed(session, row.parent_key)
+        record_event(session, "segment_failed", row.key, scale=row.scale, reason=row.reason)
+    session.flush()
+    return len(orphans)
+
+
+def _fail_orphaned_evaluations(session: Session) -> int:
+    segment_open = exists().where(Segment.key == Evaluation.segment_key, Segment.state.in_(OPEN_STATES))
+    orphans = session.scalars(
+        select(Evaluation)
+        .where(and_(Evaluation.state == "PENDING", _lacks_source(), ~segment_open))
+        .with_for_update(of=Evaluation)
+    ).all()
+    for row in orphans:
+        row.state, row.ended_at = "FAILED", func.now()
+        row.reason = _parent_failed(session, row.segment_key)
+        record_event(session, "evaluation_failed", row.key, scale=row.scale, reason=row.reason)
+    session.flush()
+    return len(orphans)
+
+
+def _parent_failed(session: Session, key: str) -> str:
+    parent = session.scalar(select(Segment).where(Segment.key == key).order_by(Segment.generation.desc()).limit(1))
+    if parent is None:
+        return "parent failed: it was never planned"
+    reason = parent.reason or f"it ended {parent.state} without the checkpoint"
+    return reason if reason.startswith("parent failed: ") else f"parent failed: {reason}"
