@@ -380,9 +380,9 @@ class Observation(Base):
 
 
 class Fit(Base):
-    """A law fitted to a frozen set of observations: `fit_observations`, written with this row. Never changed once closed.
+    """A law fitted to a frozen set of observations, `fit_observations`, written with it. Closed, it never changes.
 
-    `n_draws_ok` refits of the `bootstrap` asked for were good; their parameters are kept unless intervals are withheld.
+    `n_draws_ok` of the `bootstrap` refits asked for were good; their parameters are kept unless intervals are withheld.
     """
 
     __tablename__ = "fits"
@@ -442,7 +442,7 @@ class Fit(Base):
 
 
 class FitParameter(Base):
-    """A parameter's estimate for absolute counts; no interval where it is at a bound, open, or intervals are withheld."""
+    """A parameter for absolute counts; no interval where it is at a bound or open, or where intervals are withheld."""
 
     __tablename__ = "fit_parameters"
     fit_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("fits.id"), primary_key=True)
