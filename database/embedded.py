@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import random
-import secrets
 import shutil
 import signal
 import socket
@@ -25,30 +24,30 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
-import psutil
 import psycopg
 from psycopg import sql
-from sqlalchemy import URL
 
-from database.binaries import (
-    POSTGRES_MAJOR,
-    ServerUser,
-    first_closed_directory,
-    plain_environment,
-    psql_path,
-    server_user,
-    usable_binaries,
+from database.binaries import ServerUser, plain_environment, psql_path, usable_binaries
+from database.cluster import (
+    HOST,
+    NAME,
+    check_cluster,
+    connect,
+    create_cluster,
+    drop_stale_pidfile,
+    prepare_folder,
+    running_url,
+    stored_url,
+    write_private,
 )
 from database.errors import EmbeddedPostgresError, PortTakenError
 
-__all__ = ["EmbeddedPostgres", "embedded_postgres", "psql_path", "running_url", "scratch_postgres"]
+__all__ = ["EmbeddedPostgres", "embedded_postgres", "psql_path", "running_url", "scratch_folder", "scratch_postgres"]
 
-_HOST = "127.0.0.1"
-_NAME = "longlaw"  # of the superuser and of the database
 _PORTS = range(20_000, 30_000)  # below the kernel's ephemeral ports, so a remembered port is rarely lost; above Ray's
-_LOG_TAIL_BYTES = 2_000
+_ROOMY_BYTES = 2 * 2**30
 _OPTIONS = {
-    "listen_addresses": _HOST,
+    "listen_addresses": HOST,
     "unix_socket_directories": "",  # their paths are limited to 107 bytes; TCP works everywhere
     "dynamic_shared_memory_type": "mmap",  # a container's small /dev/shm breaks parallel queries
     "timezone": "UTC",
@@ -57,7 +56,7 @@ _OPTIONS = {
 
 
 class EmbeddedPostgres:
-    """The embedded server of one state directory.
+    """The embedded server of one state folder.
 
     A context manager: entering starts the server or adopts the running one, leaving stops it if we started it. The
     owner should call `ensure_running` now and then; a killed owner takes the server down with it (on Linux).
@@ -78,7 +77,6 @@ class EmbeddedPostgres:
         timeout_s: float = 60.0,
     ) -> None:
         self.state_dir = state_dir.expanduser().resolve()
-        self._data = self.state_dir / "data"
         self._log = self.state_dir / "server.log"
         self._port = port
         self._options = {**_OPTIONS, **(options or {})}
@@ -99,7 +97,7 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         """The SQLAlchemy URL, password included; the same in every run unless another program takes the port."""
-        url = _stored_url(self.state_dir)
+        url = stored_url(self.state_dir)
         if url is None:
             raise EmbeddedPostgresError(f"The embedded Postgres in {self.state_dir} was never started.")
         return url.render_as_string(hide_password=False)
@@ -123,23 +121,26 @@ class EmbeddedPostgres:
             PortTakenError: `port` was given and another program has it.
             EmbeddedPostgresError: anything else; the message ends with the server's log where there is one.
         """
-        user = self._prepare_folder()
+        user = prepare_folder(self.state_dir)
         with self._lock(user) as lock:
             if lock is None or running_url(self.state_dir) is not None:
                 return self.url
             binaries = usable_binaries(self.state_dir, user)
-            if not self._data.exists():
-                self._create_cluster(binaries, user)
-            self._check_cluster()
-            _drop_stale_pidfile(self._data)
+            data = self.state_dir / "data"
+            if not data.exists():
+                create_cluster(self.state_dir, binaries, user, sync=self._options.get("fsync") != "off")
+            check_cluster(self.state_dir)
+            drop_stale_pidfile(self.state_dir)
+            self._log.touch(0o600)
+            user.own(self._log)
             attempts = 1 if self._port is not None else 3  # someone may take a port between our look and the server's
             for _ in range(attempts):
                 port = self._choose_port()
-                _write_private(self.state_dir / "port", str(port), user)
+                write_private(self.state_dir / "port", str(port), user)
                 settings = {**self._options, "port": str(port)}
                 flags = [f"--{name}={value}" for name, value in settings.items()]
-                self._process = self._spawn(user.command(binaries / "postgres", "-D", self._data, *flags), lock)
-                if self._wait_until_ready():
+                self._process = self._spawn(user.command(binaries / "postgres", "-D", data, *flags), lock)
+                if self._wait_until_ready(self._process):
                     return self.url
             raise EmbeddedPostgresError(f"The embedded Postgres does not start:\n{self._log_tail()}")
 
@@ -155,86 +156,32 @@ class EmbeddedPostgres:
             process.send_signal(signal.SIGQUIT)  # immediate shutdown; the next start recovers from the log
             process.wait(self._timeout_s)
 
-    def _prepare_folder(self) -> ServerUser:
-        """Creates the state directory, owned by the server's user and closed to others; checks that they reach it."""
-        folder = self.state_dir
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()) and not (folder / "lock").exists():
-                raise EmbeddedPostgresError(
-                    f"{folder} is neither empty nor an embedded Postgres; choose another folder."
-                )
-            user = server_user(folder)
-            if closed := first_closed_directory([*reversed(folder.parents)], user):
-                raise EmbeddedPostgresError(
-                    f"Postgres does not run as root but as user id {user.uid}, who may not enter {closed}. Set "
-                    "LONGLAW_HOME to a folder that others can reach (such as /var/lib/longlaw), run as an ordinary "
-                    "user, or point LONGLAW_DATABASE_URL at a Postgres server."
-                )
-            user.own(folder)
-            folder.chmod(0o700)
-        except PermissionError as error:
-            raise EmbeddedPostgresError(f"{folder} belongs to another user: {error.strerror}.") from error
-        return user
-
     @contextlib.contextmanager
     def _lock(self, user: ServerUser) -> Iterator[int | None]:
         """Yields the locked file, or None as soon as the server of another starter answers."""
-        deadline = time.monotonic() + self._timeout_s
-        lock = os.open(self.state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        path, deadline = self.state_dir / "lock", time.monotonic() + self._timeout_s
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            user.own(self.state_dir / "lock")
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
+            user.own(path)
+            while not _try_lock(lock):
                 if running_url(self.state_dir) is not None:
-                    os.close(lock)
-                    lock = -1
-                    break
+                    yield None
+                    return
                 if time.monotonic() > deadline:
                     raise EmbeddedPostgresError(
-                        f"Another process holds {self.state_dir / 'lock'}, but its Postgres does not answer:\n"
-                        f"{self._log_tail()}"
+                        f"A process of this Postgres still holds {path}, but does not answer:\n{self._log_tail()}"
                     )
                 time.sleep(0.1)
-            yield lock if lock >= 0 else None
+            yield lock
         finally:
-            if lock >= 0:
-                os.close(lock)  # the server's own copy keeps the lock
-
-    def _create_cluster(self, binaries: Path, user: ServerUser) -> None:
-        """Makes a new data directory aside and renames it, so that a killed `initdb` leaves no half of one."""
-        unfinished, password = self.state_dir / "data.tmp", self.state_dir / "password"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        _write_private(password, secrets.token_urlsafe(24), user)
-        # The built-in locale is the same on every machine, so text sorts alike everywhere.
-        locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        access = [f"--username={_NAME}", "--auth=scram-sha-256", f"--pwfile={password}"]
-        sync = ["--no-sync"] if self._options.get("fsync") == "off" else []
-        outcome = user.run(binaries / "initdb", f"--pgdata={unfinished}", *access, *locale, *sync)
-        if outcome.returncode:
-            raise EmbeddedPostgresError(f"initdb failed:\n{outcome.stderr[-_LOG_TAIL_BYTES:]}")
-        unfinished.rename(self._data)
-
-    def _check_cluster(self) -> None:
-        version = (self._data / "PG_VERSION").read_text().strip()
-        if version != str(POSTGRES_MAJOR):
-            raise EmbeddedPostgresError(
-                f"{self._data} was written by Postgres {version}; this is Postgres {POSTGRES_MAJOR}. Move the data "
-                "with pg_dump and the old version, or start in another LONGLAW_HOME."
-            )
-        if not (self.state_dir / "password").exists():
-            raise EmbeddedPostgresError(
-                f"{self.state_dir / 'password'} is missing, and only it opens the data beside it."
-            )
+            os.close(lock)  # the server's own copy keeps the lock
 
     def _choose_port(self) -> int:
         if self._port is not None:
             if not _is_free(self._port):
-                raise PortTakenError(f"Port {self._port} of {_HOST} is taken by another program; choose another port.")
+                raise PortTakenError(f"Port {self._port} of {HOST} is taken by another program; choose another port.")
             return self._port
-        stored = _stored_url(self.state_dir)
+        stored = stored_url(self.state_dir)
         if stored is not None and stored.port is not None and _is_free(stored.port):
             return stored.port
         for port in random.sample(_PORTS, k=100):
@@ -272,14 +219,13 @@ class EmbeddedPostgres:
         threading.Thread(target=own_server, name="postgres", daemon=True).start()
         return started.result()
 
-    def _wait_until_ready(self) -> bool:
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> bool:
         """Returns True once the server answers and has our database, False if it ended instead."""
-        assert self._process is not None
         deadline = time.monotonic() + self._timeout_s
-        while self._process.poll() is None:
-            with contextlib.suppress(psycopg.OperationalError), _connect(self.state_dir, "postgres") as connection:
-                if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_NAME,)).fetchone() is None:
-                    connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_NAME)))
+        while process.poll() is None:
+            with contextlib.suppress(psycopg.OperationalError), connect(self.state_dir, "postgres") as connection:
+                if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (NAME,)).fetchone() is None:
+                    connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(NAME)))
                 return True
             if time.monotonic() > deadline:
                 self.stop()
@@ -290,7 +236,7 @@ class EmbeddedPostgres:
         return False
 
     def _log_tail(self) -> str:
-        return self._log.read_text(errors="replace")[-_LOG_TAIL_BYTES:] if self._log.exists() else "(no log)"
+        return self._log.read_text(errors="replace")[-2000:] if self._log.exists() else "(no log)"
 
 
 @contextlib.contextmanager
@@ -304,83 +250,38 @@ def embedded_postgres(
 
 @contextlib.contextmanager
 def scratch_postgres() -> Iterator[str]:
-    """Runs an empty server without durability in a temporary folder, for tests and checks, and yields its URL."""
-    with tempfile.TemporaryDirectory(prefix="longlaw-postgres-") as folder:
-        Path(folder).chmod(0o755)  # for `nobody`, where we are root; the server's own folder inside is closed
-        options = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-        with embedded_postgres(Path(folder, "postgres"), options=options) as url:
-            yield url
+    """Runs an empty server without durability in a scratch folder, for tests and checks, and yields its URL."""
+    options = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "128MB"}
+    with scratch_folder() as folder, embedded_postgres(folder / "postgres", options=options) as url:
+        yield url
 
 
-def running_url(state_dir: Path) -> str | None:
-    """Returns the SQLAlchemy URL of the server of `state_dir`, None where it does not answer.
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yields a temporary folder that every user may enter, in memory where there is room (and TMPDIR is not set).
 
-    Raises:
-        EmbeddedPostgresError: the folder belongs to another user.
+    A fresh database is some 300 files: copying one takes 0.02 s in memory and up to 1 s on a busy disk.
     """
-    state_dir = state_dir.expanduser().resolve()
-    url = _stored_url(state_dir)
-    if url is None:
-        return None
+    memory = Path("/dev/shm")
+    roomy = "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOMY_BYTES
+    with tempfile.TemporaryDirectory(prefix="longlaw-", dir=memory if roomy else None) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def _try_lock(file: int) -> bool:
     try:
-        with _connect(state_dir, _NAME) as connection:
-            row = connection.execute("SHOW data_directory").fetchone()
-    except psycopg.OperationalError:
-        return None
-    # A copied state directory has the same port and password: only the path tells the two servers apart.
-    ours = row is not None and row[0] == str(state_dir / "data")
-    return url.render_as_string(hide_password=False) if ours else None
-
-
-def _stored_url(state_dir: Path) -> URL | None:
-    try:
-        password = (state_dir / "password").read_text()
-        port = int((state_dir / "port").read_text())
-    except FileNotFoundError:
-        return None
-    except PermissionError as error:
-        raise EmbeddedPostgresError(f"The embedded Postgres in {state_dir} belongs to another user.") from error
-    return URL.create("postgresql+psycopg", username=_NAME, password=password, host=_HOST, port=port, database=_NAME)
-
-
-def _connect(state_dir: Path, database: str) -> psycopg.Connection[tuple[object, ...]]:
-    url = _stored_url(state_dir)
-    if url is None:
-        raise psycopg.OperationalError("never started")
-    password = str(url.password)
-    return psycopg.connect(
-        host=_HOST, port=url.port, user=_NAME, password=password, dbname=database, connect_timeout=3, autocommit=True
-    )
-
-
-def _drop_stale_pidfile(data: Path) -> None:
-    """Removes a `postmaster.pid` whose process id is dead, a zombie, or by now another program's."""
-    pidfile = data / "postmaster.pid"
-    try:
-        alive = psutil.Process(int(pidfile.read_text().split()[0])).cwd() == str(data)
-    except FileNotFoundError:
-        return
-    except (ValueError, IndexError, psutil.Error):
-        alive = False
-    if not alive:  # else someone started this data directory by other means, and Postgres will say so
-        pidfile.unlink()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Postgres does: closed connections do not count
         try:
-            probe.bind((_HOST, port))
+            probe.bind((HOST, port))
         except OSError:
             return False
     return True
-
-
-def _write_private(path: Path, text: str, user: ServerUser) -> None:
-    """Writes a file that only the server's user (and root) can read, whole or not at all."""
-    unfinished = path.with_suffix(".tmp")
-    unfinished.unlink(missing_ok=True)
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    user.own(unfinished)
-    unfinished.replace(path)

@@ -14,7 +14,20 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, CheckConstraint, Connection, Engine, MetaData, NullPool, func, inspect, select
+from sqlalchemy import (
+    URL,
+    CheckConstraint,
+    Column,
+    Connection,
+    Constraint,
+    Engine,
+    Index,
+    MetaData,
+    NullPool,
+    func,
+    inspect,
+    select,
+)
 
 from database.engine import check_available, create_engine
 from database.errors import SchemaAheadError, SchemaBehindError, SchemaError
@@ -57,8 +70,15 @@ def current_revision(engine: Engine) -> str | None:
 
 
 def head_revision() -> str | None:
-    """Returns the newest revision of the code, None where there is no revision at all."""
-    return _scripts().get_current_head()
+    """Returns the newest revision of the code, None where there is no revision at all.
+
+    Raises:
+        SchemaError: two revisions claim to be the newest.
+    """
+    try:
+        return _scripts().get_current_head()
+    except CommandError as error:
+        raise SchemaError(str(error)) from error
 
 
 def check_at_head(engine: Engine) -> None:
@@ -96,7 +116,14 @@ def _describe(difference: Any) -> Iterator[str]:
             yield from _describe(item)
     else:
         operation, *parts = difference
-        yield f"{operation}: {', '.join(repr(part) for part in parts if part not in (None, {}))}"
+        told = [_label(part) for part in parts if part is not None and not isinstance(part, dict)]
+        yield f"{operation}: {' '.join(told)}"
+
+
+def _label(part: Any) -> str:
+    if isinstance(part, Column | Index | Constraint):
+        return f"{part.table.name}.{part.name}" if part.table is not None else str(part.name)
+    return str(part)
 
 
 def _check_differences(connection: Connection, metadata: MetaData) -> list[str]:

@@ -4,14 +4,22 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, NullPool, make_url, text
 
-from database.embedded import scratch_postgres
+from database.embedded import scratch_folder, scratch_postgres
 from database.engine import create_engine
 
 MakeDatabase = Callable[[], AbstractContextManager[str]]
+
+
+@pytest.fixture
+def reachable_tmp_path() -> Iterator[Path]:
+    """A temporary folder that every user may enter, unlike `tmp_path`: an embedded server of root runs as `nobody`."""
+    with scratch_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
