@@ -1,0 +1,60 @@
+"""A fit in plain words: what it knows, what it cannot know."""
+
+import math
+
+from fitting.laws import law_named
+from fitting.values import AXIS_SYMBOLS, Fit, Status
+
+_OPENING = {
+    Status.CONVERGED: "The fit found the minimum of its objective, with every parameter inside its range.",
+    Status.AT_BOUND: "The fit found the minimum, but an exponent ended at the edge of its range: {at_bound}.",
+    Status.TERM_ABSENT: "The fit does not need one of its terms: {at_bound} ended at zero.",
+    Status.NOT_IDENTIFIABLE: "These observations cannot determine {open}: other values fit equally well.",
+    Status.NOT_CONVERGED: "The optimiser did not reach a minimum. Nothing below should be relied on.",
+}
+
+
+def explain(fit: Fit) -> list[str]:
+    """Sentences for a reader who does not know the statistics, the most important first."""
+    names = law_named(fit.law).parameter_names
+    amplitudes = [name for name in fit.at_bound if name in names[0:6:2]]
+    at_bound = amplitudes if fit.status is Status.TERM_ABSENT else fit.at_bound
+    sentences = [_OPENING[fit.status].format(at_bound=", ".join(at_bound), open=", ".join(fit.not_identifiable))]
+    if fit.residual_std is not None:
+        sentences.append(
+            f"One observation lies about {fit.residual_std:.2g} nats from the law, "
+            f"or {100 * math.expm1(fit.residual_std):.2g} % in LongPPL."
+        )
+    sentences.append(_what_intervals_mean(fit))
+    spans = ", ".join(
+        f"{symbol} {span.low:.3g} to {span.high:.3g}"
+        for symbol, span in zip(AXIS_SYMBOLS, fit.ranges.axes, strict=True)
+    )
+    sentences.append(f"It has seen {spans}; outside of that it extrapolates.")
+    sentences.append(_about_offset(fit, fit.parameters[-1], fit.intervals[-1] is None))
+    if fit.holdout is None:
+        sentences.append("No rows were held out: how well it extrapolates has not been measured.")
+    elif fit.holdout.mape_ppl is not None:
+        sentences.append(
+            f"On {fit.holdout.n_observations} held-out rows it misses LongPPL by {fit.holdout.mape_ppl:.2g} % on "
+            f"average, with a bias of {fit.holdout.bias:+.2g} nats."
+        )
+    return sentences
+
+
+def _what_intervals_mean(fit: Fit) -> str:
+    if not len(fit.draws):
+        return "It cannot say how uncertain its parameters are: no intervals are given."
+    return (
+        f"Intervals are meant to hold the truth in {fit.level:.0%} of cases; they come from {fit.n_draws_ok} refits "
+        f"with the {fit.n_clusters} short checkpoints drawn anew. Amplitudes and exponents trade off: predictions "
+        "are known better than parameters."
+    )
+
+
+def _about_offset(fit: Fit, offset: float, unknown: bool) -> str:
+    if unknown:
+        return "The offset C is not known here, so neither is the limit for ever more data."
+    if offset < 0:
+        return "C is below zero: the law describes this range of sizes and cannot hold for ever larger ones."
+    return "C is the log LongPPL that this law approaches for ever larger sizes, if it kept holding."
