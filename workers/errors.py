@@ -2,10 +2,13 @@
 
 WorkerError
 ├── ModelMismatchError      the built model is not the one asked for (N, RoPE base)
-├── DivergedError           the loss became NaN or infinite: the user's failure, with the step
+├── DivergedError           the loss or its gradient became NaN or infinite: the user's failure, with the step
+├── SegmentRunError         start, steps to save and segment of a run contradict each other
 ├── CheckpointError
 │   ├── CheckpointMissingError
-│   └── CheckpointCorruptError   wrong digest, truncated, unreadable
+│   ├── CheckpointCorruptError   wrong digest, truncated, unreadable
+│   └── CheckpointConflictError  a valid checkpoint with another content has the same identity
+├── MergeError              checkpoints that do not make one model
 ├── StoreFullError          no space left while saving
 ├── CorpusError             a corpus cannot be built, found or verified
 └── ReferenceModelError     the reference model cannot be loaded or does not fit the documents
@@ -23,12 +26,18 @@ class ModelMismatchError(WorkerError):
 
 
 class DivergedError(WorkerError):
-    """Training produced a loss that is not a number."""
+    """Training produced a loss or a gradient that is not finite; `step` is the update not made, 1-based."""
 
-    def __init__(self, *, step: int, loss: float) -> None:
-        super().__init__(f"loss is {loss} at step {step}: lower the learning rate or check the data")
+    def __init__(self, *, step: int, loss: float, gradient_norm: float | None = None) -> None:
+        what = f"loss is {loss}" if gradient_norm is None else f"the gradient's norm is {gradient_norm} (loss {loss})"
+        super().__init__(f"{what} at step {step}: lower the learning rate or check the data")
         self.step = step
         self.loss = loss
+        self.gradient_norm = gradient_norm
+
+
+class SegmentRunError(WorkerError):
+    """A run cannot be what it says: its start is no start of its segment, or its steps to save lie out of reach."""
 
 
 class CheckpointError(WorkerError):
@@ -41,6 +50,14 @@ class CheckpointMissingError(CheckpointError):
 
 class CheckpointCorruptError(CheckpointError):
     """The files of a checkpoint do not have the digest they should have."""
+
+
+class CheckpointConflictError(CheckpointError):
+    """A valid checkpoint of the same segment and step holds something else: training was not reproducible."""
+
+
+class MergeError(WorkerError):
+    """The checkpoints given to an observation rule do not make one model."""
 
 
 class StoreFullError(WorkerError):

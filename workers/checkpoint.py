@@ -1,0 +1,276 @@
+"""Checkpoints in the store: written whole or not at all, named by the digest of their content.
+
+    <store>/checkpoints/<segment id>/<step, 12 digits>/
+        model.safetensors      weights under their Hugging Face names; a tied head is not stored twice
+        config.json            the Hugging Face config of the model
+        optimizer.safetensors  <weight>.exp_avg and <weight>.exp_avg_sq of AdamW, and `step`, its count of updates
+        state.json             segment, step, tokens, the next sequence and the key of all random choices
+        manifest.json          size and SHA-256 of each file above; its own SHA-256 is the checkpoint's digest
+
+Equal training gives equal bytes: nothing in a checkpoint tells when, where or by which attempt it was written. Random
+choices of training are counter-based (`workers.order`), so a seed and a position are their whole state.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from workers.errors import (
+    CheckpointConflictError,
+    CheckpointCorruptError,
+    CheckpointMissingError,
+    StoreFullError,
+)
+from workers.spec import CheckpointRef, Segment, StoredCheckpoint, canonical_json
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+
+_FOLDER = "checkpoints"
+_STEP_DIGITS = 12
+_UNFINISHED = ".unfinished"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """What state.json says: which checkpoint this is and where its stage goes on."""
+
+    ref: CheckpointRef
+    stage_tokens: int
+    next_sequence: int
+
+
+def relative_path(ref: CheckpointRef) -> str:
+    """Where a checkpoint lies below the store's root."""
+    return f"{_FOLDER}/{ref.segment}/{ref.step:0{_STEP_DIGITS}d}"
+
+
+def list_checkpoints(store: Path, segment: str) -> tuple[CheckpointRef, ...]:
+    """Complete checkpoints of a segment, by rising step. Unfinished ones are no checkpoints and are not listed."""
+    folder = store / _FOLDER / segment
+    if not folder.is_dir():
+        return ()
+    steps = sorted(
+        int(path.name)
+        for path in folder.iterdir()
+        if len(path.name) == _STEP_DIGITS and path.name.isdecimal() and (path / MANIFEST).is_file()
+    )
+    return tuple(CheckpointRef(segment=segment, step=step) for step in steps)
+
+
+def find(store: Path, ref: CheckpointRef) -> StoredCheckpoint:
+    """The stored checkpoint with its digest, as its manifest names it; `verify` tells whether the files agree.
+
+    Raises:
+        CheckpointMissingError: if there is none.
+    """
+    path = relative_path(ref)
+    return StoredCheckpoint(ref=ref, path=path, digest=hashlib.sha256(_manifest(store / path)).hexdigest())
+
+
+def verify(store: Path, stored: StoredCheckpoint) -> Path:
+    """The folder of a checkpoint, after every byte of it was compared with the digest.
+
+    Raises:
+        CheckpointMissingError: if it is not there.
+        CheckpointCorruptError: if it is not what the digest says.
+    """
+    folder = store / stored.path
+    digest = _digest(folder)
+    if digest != stored.digest:
+        raise CheckpointCorruptError(f"{folder} has digest {digest}, {stored.digest} was expected")
+    if read_state(folder).ref != stored.ref:
+        raise CheckpointCorruptError(f"{folder} holds {read_state(folder).ref}, {stored.ref} was expected")
+    return folder
+
+
+def read_state(folder: Path) -> CheckpointState:
+    """What state.json of a verified folder says."""
+    state = json.loads((folder / STATE).read_bytes())
+    ref = CheckpointRef(segment=state["segment_id"], step=state["step"])
+    return CheckpointState(ref=ref, stage_tokens=state["stage_tokens"], next_sequence=state["next_sequence"])
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and weights of a verified folder, one tensor at a time, on the CPU."""
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - the handle is no dict
+            yield name, file.get_tensor(name)
+
+
+def restore_optimizer(folder: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer) -> None:
+    """Gives AdamW the moments of a verified folder, each on its parameter's device."""
+    with safe_open(folder / OPTIMIZER, framework="pt") as file:
+        step = file.get_tensor("step")
+        for name, parameter in model.named_parameters():
+            optimizer.state[parameter] = {
+                "step": step.clone().to(parameter.device),
+                "exp_avg": file.get_tensor(f"{name}.exp_avg").to(parameter.device),
+                "exp_avg_sq": file.get_tensor(f"{name}.exp_avg_sq").to(parameter.device),
+            }
+
+
+def write(
+    store: Path, segment: Segment, step: int, *, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer
+) -> tuple[StoredCheckpoint, int]:
+    """Saves a checkpoint after `step` updates of a segment; returns it with its size in bytes once it is durable.
+
+    A valid checkpoint with the same content is left as it is; a damaged one is replaced.
+
+    Raises:
+        StoreFullError: if the store has no space; what was written is gone again.
+        CheckpointConflictError: if a valid checkpoint with another content is there.
+    """
+    ref = CheckpointRef(segment=segment.id, step=step)
+    home = store / relative_path(ref)
+    building = home.with_name(f".{home.name}-{uuid.uuid4().hex}{_UNFINISHED}")
+    try:
+        _make_durable_folder(home.parent)
+        building.mkdir()
+        _write_files(building, segment, step, model, optimizer)
+        digest = _seal(building)
+        size_bytes = sum(file.stat().st_size for file in building.iterdir())
+        _settle(building, home, digest)
+    except (OSError, SafetensorError) as error:
+        if _is_full(error):
+            raise StoreFullError(f"no space left in {store} for step {step} of segment {segment.id}") from error
+        raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return StoredCheckpoint(ref=ref, path=relative_path(ref), digest=digest), size_bytes
+
+
+def remove_unfinished(store: Path, segment: str) -> None:
+    """Removes what killed writers of a segment left behind; only for whoever knows that nobody is writing."""
+    for path in (store / _FOLDER / segment).glob(f".*{_UNFINISHED}"):
+        shutil.rmtree(path)
+
+
+def _write_files(
+    folder: Path, segment: Segment, step: int, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer
+) -> None:
+    parameters = dict(model.named_parameters())
+    save_file({name: parameter.detach() for name, parameter in parameters.items()}, folder / WEIGHTS, {"format": "pt"})
+    moments: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        held = optimizer.state[parameter]
+        moments["step"] = held["step"]  # one count: every update moves every parameter
+        moments[f"{name}.exp_avg"] = held["exp_avg"]
+        moments[f"{name}.exp_avg_sq"] = held["exp_avg_sq"]
+    save_file(moments, folder / OPTIMIZER)
+    config = model.config.to_diff_dict()
+    config.pop("transformers_version", None)  # the library's version does not change what the weights are
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    state = {
+        "format": FORMAT,
+        "segment": segment,
+        "segment_id": segment.id,
+        "step": step,
+        "stage_tokens": segment.stage_tokens(step),
+        "next_sequence": (segment.first_stage_step + step) * segment.stage.batch_sequences,
+        "random": {"generator": "philox", "key": segment.seed},
+    }
+    (folder / STATE).write_text(canonical_json(state))
+
+
+def _seal(folder: Path) -> str:
+    """Writes the manifest, forces everything to disk, and returns the digest."""
+    names = sorted(file.name for file in folder.iterdir())
+    entries = {name: {"sha256": _sha256(folder / name), "size_bytes": (folder / name).stat().st_size} for name in names}
+    manifest = canonical_json({"format": FORMAT, "files": entries}).encode()
+    (folder / MANIFEST).write_bytes(manifest)
+    for name in (*names, MANIFEST):
+        _fsync(folder / name)
+    _fsync(folder)
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def _settle(building: Path, home: Path, digest: str) -> None:
+    """Renames `building` to `home`. Another attempt may be doing the same, so what is there is judged, not assumed."""
+    while True:
+        try:
+            building.rename(home)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        try:
+            existing = _digest(home)
+        except (CheckpointCorruptError, CheckpointMissingError):
+            aside = building.with_name(f".{home.name}-{uuid.uuid4().hex}{_UNFINISHED}")
+            home.rename(aside)
+            shutil.rmtree(aside)
+            continue
+        if existing == digest:
+            break
+        raise CheckpointConflictError(
+            f"{home} is a valid checkpoint with digest {existing}, but this attempt arrived at {digest}: the same"
+            " training gave two results (another device, library version or number of threads?)"
+        )
+    _fsync(home.parent)
+
+
+def _digest(folder: Path) -> str:
+    manifest = _manifest(folder)
+    try:
+        entries = json.loads(manifest)["files"]
+        for name, entry in entries.items():
+            file = folder / name
+            if file.stat().st_size != entry["size_bytes"] or _sha256(file) != entry["sha256"]:
+                raise CheckpointCorruptError(f"{file} is not what the manifest says")
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+        raise CheckpointCorruptError(f"{folder} is damaged: {error}") from error
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def _manifest(folder: Path) -> bytes:
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointMissingError(f"no complete checkpoint in {folder}") from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _make_durable_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_durable_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _fsync(folder.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE
+    # The writer of safetensors is not Python's: it names the error in words alone.
+    return any(f"(os error {code})" in str(error) for code in _NO_SPACE)

@@ -1,0 +1,162 @@
+"""The trained model: Hugging Face's `LlamaForCausalLM`, built from a shape and checked once it stands.
+
+The only piece of our own is `ConvolvedProjection`, which takes the place of `q_proj` and `k_proj` where the shape asks
+for it (Primer's multi-DConv-head attention, So et al. 2021, on queries and keys).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from workers.errors import ModelMismatchError
+from workers.spec import ModelShape
+
+_ROPE_TOLERANCE = 1e-4
+_QUERY_TAPS = (1.0,)
+_KEY_TAPS = (0.5, 0.5)
+
+
+class _CausalTaps(torch.autograd.Function):
+    """y[t] = sum over j of taps[j] * u[t - j], per channel. Written out because autograd would allocate a zeroed copy
+    of the gradient for every shifted slice."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(u, taps)
+        y = u * taps[0]
+        for j in range(1, len(taps)):
+            y[:, j:].addcmul_(u[:, :-j], taps[j])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        u, taps = ctx.saved_tensors
+        (g,) = gradients
+        gradient = g * taps[0]
+        of_taps = [(g * u).sum((0, 1))]
+        for j in range(1, len(taps)):
+            gradient[:, :-j].addcmul_(g[:, j:], taps[j])
+            of_taps.append((g[:, j:] * u[:, :-j]).sum((0, 1)))
+        return gradient, torch.stack(of_taps)
+
+
+class ConvolvedProjection(nn.Linear):
+    """A bias-free projection u = W x, followed along the sequence by y[t] = sum over j of kernel[:, 0, j] * u[t - j].
+
+    `kernel` has the layout of a depthwise `Conv1d` weight but for the order of taps: (channels, 1, taps), newest first.
+    It sees whole sequences from their first token on; it keeps no past for token-by-token generation.
+    """
+
+    def __init__(self, projection: nn.Linear, *, kernel: int, taps: tuple[float, ...]) -> None:
+        super().__init__(projection.in_features, projection.out_features, bias=False)
+        self.weight = projection.weight
+        initial = torch.zeros(self.out_features, 1, kernel)
+        for j, tap in enumerate(taps[:kernel]):
+            initial[:, 0, j] = tap
+        self.kernel = nn.Parameter(initial)
+
+    def forward(self, input: Tensor) -> Tensor:
+        taps = self.kernel.squeeze(1).t().contiguous()
+        convolved: Tensor = _CausalTaps.apply(F.linear(input, self.weight), taps)  # type: ignore[no-untyped-call]
+        return convolved
+
+
+def build_model(shape: ModelShape, *, rope_base: float, max_positions: int, seed: int) -> LlamaForCausalLM:
+    """A float32 model on the CPU whose weights are a function of `shape` and `seed` alone.
+
+    Matrices and embeddings are drawn from normal(0, init_std), norms are 1, convolutions pass queries unchanged and
+    average each key with the one before it. The process's random state is left as it was.
+
+    Raises:
+        ModelMismatchError: if the built model has another N than the shape, or another RoPE base than asked for.
+    """
+    if shape.head_dim * shape.heads != shape.width or shape.head_dim < 4 or shape.head_dim % 2:
+        raise ModelMismatchError(
+            f"width {shape.width} with {shape.heads} heads: the width must be a multiple of the heads, and each head"
+            " an even number of channels, at least 4"
+        )
+    if shape.heads % shape.kv_heads:
+        raise ModelMismatchError(f"{shape.heads} heads cannot share {shape.kv_heads} kv_heads evenly")
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.ffn_width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=max_positions,
+        initializer_range=shape.init_std,
+        rms_norm_eps=shape.norm_eps,
+        tie_word_embeddings=shape.tied_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": float(rope_base)},
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype="float32",
+        attn_implementation="sdpa",
+        qk_conv_kernel=shape.qk_conv_kernel,
+    )
+    with torch.random.fork_rng(devices=()):
+        model = LlamaForCausalLM(config)
+        if shape.qk_conv_kernel:
+            for layer in model.model.layers:
+                attention = layer.self_attn
+                for name, taps in (("q_proj", _QUERY_TAPS), ("k_proj", _KEY_TAPS)):
+                    projection = getattr(attention, name)
+                    wrapped = ConvolvedProjection(projection, kernel=shape.qk_conv_kernel, taps=taps)
+                    setattr(attention, name, wrapped)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, shape.init_std, generator=generator)
+    _check(model, shape, rope_base)
+    return model
+
+
+def load_weights(model: LlamaForCausalLM, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies `tensors` into the parameters of the same names, one at a time; a tied head follows its embedding.
+
+    Raises:
+        ModelMismatchError: if a parameter gets no tensor or two, a tensor has no parameter, or a shape differs.
+    """
+    missing = dict(model.named_parameters())  # a tied head is not listed: it is the embedding
+    with torch.no_grad():
+        for name, tensor in tensors:
+            parameter = missing.pop(name, None)
+            if parameter is None:
+                raise ModelMismatchError(f"the weights hold {name}, which the model has not (or has had already)")
+            if parameter.shape != tensor.shape:
+                raise ModelMismatchError(f"{name} is {tuple(tensor.shape)}, the model wants {tuple(parameter.shape)}")
+            parameter.copy_(tensor)
+    if missing:
+        raise ModelMismatchError(f"the weights lack {', '.join(sorted(missing))}")
+    if model.config.tie_word_embeddings:
+        model.tie_weights()
+
+
+def built_rope_base(model: LlamaForCausalLM) -> float:
+    """The RoPE base that the model rotates with, from its frequencies and not from its config.
+
+    With d the width of a head, inv_freq[i] = base^(-2i/d) for i < d/2, so base = inv_freq[-1]^(-d/(d-2)).
+    """
+    inv_freq = model.model.rotary_emb.inv_freq.tolist()
+    d = 2 * len(inv_freq)
+    return math.pow(inv_freq[-1], -d / (d - 2))
+
+
+def _check(model: LlamaForCausalLM, shape: ModelShape, rope_base: float) -> None:
+    outside = {id(model.model.embed_tokens.weight), id(model.lm_head.weight)}
+    n_params = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in outside)
+    if n_params != shape.n_params:
+        raise ModelMismatchError(f"the built model has N = {n_params}, its shape says {shape.n_params}")
+    base = built_rope_base(model)
+    if not math.isclose(base, rope_base, rel_tol=_ROPE_TOLERANCE):
+        raise ModelMismatchError(f"the built model rotates with base {base:g}, {rope_base:g} was asked for")
