@@ -1,0 +1,127 @@
+"""Key tokens are selected once for all models: the reference's losses and the selections, kept in the store.
+
+`<store>/references/<hash>/scores.npz` holds both losses under the hash of everything that decides them
+(`reference.losses_identity`); `<hash>/key_tokens/<hash>.npz` adds the thresholds. Files are written under a temporary
+name and renamed; whoever comes second writes the same content.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.corpus import Corpus
+from workers.documents import Window
+from workers.key_tokens import Mask, carry_over, key_mask, short_mask
+from workers.reference import ReferenceLosses, losses_identity, open_reference
+from workers.spec import Evaluator, content_hash
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTokens:
+    """Masks over the corpus's tokens of one window: which are key tokens, which enter ShortPPL."""
+
+    key: Mask
+    short: Mask
+
+
+def key_tokens(
+    evaluator: Evaluator, windows: Sequence[Window], *, corpus: Corpus, store: Path
+) -> tuple[KeyTokens, ...]:
+    """The tokens that enter LongPPL and ShortPPL, for each window; from the store if they were selected before.
+
+    Raises:
+        ReferenceModelError: if the reference has to be run and cannot be.
+    """
+    thresholds = {"gain_threshold": evaluator.gain_threshold, "full_nll_ceiling": evaluator.full_nll_ceiling}
+    file = _home(evaluator, corpus, store) / "key_tokens" / f"{content_hash(thresholds)}.npz"
+    stored = _read(file)
+    if stored is None:
+        losses = reference_losses(evaluator, windows, corpus=corpus, store=store)
+        selected = [select(item, window, evaluator) for item, window in zip(losses, windows, strict=True)]
+        key, short = ([item.key for item in selected], [item.short for item in selected])
+        stored = {"key": np.concatenate(key), "short": np.concatenate(short)}
+        _write(file, stored)
+    lengths = [len(window.tokens) for window in windows]
+    masks = zip(_cut(stored["key"], lengths), _cut(stored["short"], lengths), strict=True)
+    return tuple(KeyTokens(key=key, short=short) for key, short in masks)
+
+
+def reference_losses(
+    evaluator: Evaluator, windows: Sequence[Window], *, corpus: Corpus, store: Path
+) -> list[ReferenceLosses]:
+    """Both losses of every token under the evaluator's reference; from the store if they were computed before.
+
+    Raises:
+        ReferenceModelError: if the reference has to be run and cannot be.
+    """
+    file = _home(evaluator, corpus, store) / "scores.npz"
+    stored = _read(file)
+    if stored is None:
+        losses = open_reference(evaluator.reference, corpus=corpus, store=store).score(windows, evaluator.chunking)
+        stored = {
+            "full": np.concatenate([item.full for item in losses]),
+            "local": np.concatenate([item.local for item in losses]),
+            "lengths": np.array([len(item.full) for item in losses]),
+        }
+        spans = [item.spans for item in losses if item.spans is not None]
+        if spans:
+            stored["spans"] = np.concatenate(spans)
+        _write(file, stored)
+        return losses
+    lengths = stored["lengths"].tolist()
+    spans_of = _cut(stored["spans"], lengths) if "spans" in stored else [None] * len(lengths)
+    columns = zip(_cut(stored["full"], lengths), _cut(stored["local"], lengths), spans_of, strict=True)
+    return [ReferenceLosses(full=full, local=local, spans=spans) for full, local, spans in columns]
+
+
+def select(losses: ReferenceLosses, window: Window, evaluator: Evaluator) -> KeyTokens:
+    """Applies the thresholds, and carries the result over to the corpus's tokens if the reference has its own."""
+    key = key_mask(
+        losses.full,
+        losses.local,
+        gain_threshold=evaluator.gain_threshold,
+        full_nll_ceiling=evaluator.full_nll_ceiling,
+    )
+    short = short_mask(losses.full, losses.local)
+    if losses.spans is not None:
+        key = carry_over(losses.spans[key], window.spans, window.text)
+        short = carry_over(losses.spans[short], window.spans, window.text)
+    return KeyTokens(key=key, short=short)
+
+
+def _home(evaluator: Evaluator, corpus: Corpus, store: Path) -> Path:
+    return store / "references" / losses_identity(evaluator, corpus)
+
+
+def _cut(values: npt.NDArray[Any], lengths: Sequence[int]) -> list[npt.NDArray[Any]]:
+    return np.split(values, np.cumsum(lengths)[:-1])
+
+
+def _read(file: Path) -> Arrays | None:
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return dict(stored)
+    except (FileNotFoundError, zipfile.BadZipFile, ValueError, EOFError):
+        return None  # absent or damaged: it can be computed again
+
+
+def _write(file: Path, arrays: Arrays) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex}.npz")
+    try:
+        with temporary.open("wb") as out:
+            np.savez_compressed(out, allow_pickle=False, **arrays)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,120 @@
+"""Any causal language model in a folder as a reference: safetensors weights, no code from the folder, no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from workers.corpus import Corpus, tokenizer_hash
+from workers.documents import Window
+from workers.errors import ReferenceModelError
+from workers.reference import ReferenceLosses
+from workers.spec import Chunking
+from workers.token_losses import BATCH_TOKENS, full_losses, local_losses
+
+#: Tokens of a trial run that compares the model's own logits with backbone and head taken apart.
+_TRIAL_TOKENS = 8
+_TRIAL_TOLERANCE = 1e-2
+
+
+class HuggingFaceReference:
+    """Scores windows with the model in `folder`; on a GPU where there is one."""
+
+    def __init__(self, folder: Path, *, corpus: Corpus, batch_tokens: int = BATCH_TOKENS) -> None:
+        """Loads tokenizer and weights.
+
+        Raises:
+            ReferenceModelError: if a file is missing or unreadable, weights are incomplete, the vocabulary is too small
+                for the tokenizer, or the model changes its logits after the head.
+        """
+        self._tokenizer = _load_tokenizer(folder)
+        self._own_tokens = tokenizer_hash(self._tokenizer) == corpus.manifest.tokenizer
+        self._beginning_id = _beginning_id(folder, self._tokenizer)
+        self._model = _load_model(folder)
+        self._batch_tokens = batch_tokens
+        vocab_size = self._model.get_output_embeddings().weight.shape[0]
+        if vocab_size < self._tokenizer.get_vocab_size():
+            raise ReferenceModelError(
+                f"{folder}: the model has {vocab_size} tokens, its tokenizer {self._tokenizer.get_vocab_size()}"
+            )
+
+    @property
+    def beginning_id(self) -> int | None:
+        """The token put once before every window and chunk; None if the tokenizer names none."""
+        return self._beginning_id
+
+    def score(self, windows: Sequence[Window], chunking: Chunking) -> list[ReferenceLosses]:
+        """Both losses of every token of each window, under this model's own tokenizer."""
+        if self._own_tokens:
+            documents, spans = [window.tokens for window in windows], None
+        else:
+            texts = [window.text for window in windows]
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            documents = [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+            spans = [np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) for encoding in encodings]
+        options: dict[str, Any] = {"beginning_id": self._beginning_id, "batch_tokens": self._batch_tokens}
+        full = full_losses(self._model, documents, **options)
+        local = local_losses(self._model, documents, chunking, **options)
+        return [
+            ReferenceLosses(full=full[index], local=local[index], spans=None if spans is None else spans[index])
+            for index in range(len(windows))
+        ]
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # `tokenizers` raises bare Exception
+        raise ReferenceModelError(f"{folder / 'tokenizer.json'} is missing or unreadable: {error}") from error
+
+
+def _beginning_id(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """The id of what tokenizer_config.json calls `bos_token`. config.json has a default that means nothing."""
+    try:
+        token = json.loads((folder / "tokenizer_config.json").read_text()).get("bos_token")
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ReferenceModelError(f"{folder / 'tokenizer_config.json'} is unreadable: {error}") from error
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is None:
+        return None
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise ReferenceModelError(f'{folder}: the tokenizer does not know its bos_token "{token}"')
+    return found
+
+
+def _load_model(folder: Path) -> Any:
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="auto",
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ReferenceModelError(f"{folder} is not a causal language model that can be loaded: {error}") from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            names = ", ".join(sorted(map(str, report[problem]))[:5])
+            raise ReferenceModelError(f"{folder}: weights and config.json do not agree: {problem} {names}")
+    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    with torch.inference_mode():
+        ids = torch.arange(_TRIAL_TOKENS, device=model.device)[None] % model.config.vocab_size
+        own = model(input_ids=ids, use_cache=False).logits.float()
+        head = model.get_output_embeddings()
+        apart = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if not torch.allclose(own, apart, atol=_TRIAL_TOLERANCE, rtol=_TRIAL_TOLERANCE):
+        raise ReferenceModelError(f"{folder}: this model changes its logits after the head, which is not supported")
+    return model
