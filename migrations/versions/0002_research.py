@@ -72,7 +72,7 @@ CELL_EVALUATIONS = View(
             """CASE
         WHEN e.state = 'SUCCEEDED' THEN 'MEASURED'
         WHEN e.state IN ('FAILED', 'CANCELLED', 'RUNNING') THEN e.state
-        WHEN e.state = 'PENDING' AND EXISTS (
+        WHEN EXISTS (
             SELECT FROM segments g WHERE g.key = e.segment_key AND g.state = 'RUNNING'
         ) THEN 'RUNNING'
         ELSE 'PENDING'
@@ -103,13 +103,14 @@ CELLS = View(
         (
             "state",
             """CASE
-        WHEN e.failed > 0 THEN 'FAILED'
-        WHEN e.cancelled > 0 THEN 'CANCELLED'
         WHEN e.measured = e.asked AND e.asked > 0 THEN 'MEASURED'
         WHEN e.running > 0 THEN 'RUNNING'
+        WHEN e.pending > 0 THEN 'PENDING'
+        WHEN e.failed > 0 THEN 'FAILED'
+        WHEN e.cancelled > 0 THEN 'CANCELLED'
         ELSE 'PENDING'
     END""",
-            "MEASURED when every rule is; else FAILED, CANCELLED, RUNNING or PENDING.",
+            "MEASURED with every rule; RUNNING or PENDING while a rule is; else FAILED or CANCELLED.",
         ),
         ("reason", "e.reason", "The first reason given by its evaluations."),
         ("evaluations", "e.asked", "How many rules the cell is measured by."),
@@ -123,6 +124,7 @@ CELLS = View(
             count(*) FILTER (WHERE v.state = 'FAILED') AS failed,
             count(*) FILTER (WHERE v.state = 'CANCELLED') AS cancelled,
             count(*) FILTER (WHERE v.state = 'RUNNING') AS running,
+            count(*) FILTER (WHERE v.state = 'PENDING') AS pending,
             min(v.reason) AS reason
         FROM research.cell_evaluations v WHERE v.cell_id = c.id
     ) e""",
@@ -367,7 +369,7 @@ PREDICTIONS = View(
 
 COSTS = View(
     name="costs",
-    comment="What a grid's work took, per model size. Shared work counts in each grid that needs it: do not add grids up.",
+    comment="What a grid's work took, per model size. Shared work counts in each grid: do not add grids up.",
     columns=(
         ("grid_id", "g.id", "The grid."),
         ("scale", "w.scale", "Name of the model size."),

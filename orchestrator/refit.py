@@ -1,0 +1,234 @@
+"""Fits run here, each in a process of its own: `python -m orchestrator.refit FIT_ID`, niced, on one core.
+
+The process finds the database in `LONGLAW_DATABASE_URL`; a command line would show the password to every user of the
+machine. It needs numpy and scipy, neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import Engine, NullPool
+from sqlalchemy.exc import OperationalError
+
+from database.engine import create_engine, session_factory
+from database.fits import (
+    FitJob,
+    FitResult,
+    FitUse,
+    SeriesObservation,
+    claim_fit,
+    fail_fit,
+    held_out,
+    load_job,
+    requeue_fit,
+    store_fit,
+)
+from database.settings import Settings
+from fitting.errors import FittingError
+from fitting.explain import explain
+from fitting.joint import fit
+from fitting.observations import Observations, observations_from_arrays
+from fitting.predict import predict_all
+from fitting.values import Fit, Point
+
+_NICENESS = 10
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_TRIES = 3
+
+
+def fit_job(job: FitJob) -> FitResult:
+    """Fits a job's law to its frozen observations. The same job gives the same numbers, bit for bit.
+
+    Raises:
+        FittingError: the observations cannot be fitted.
+    """
+    apart = held_out(job.observations, job.holdout)
+    rows = [row for row, out in zip(job.observations, apart, strict=True) if not out]
+    kept_from_fit = [row for row, out in zip(job.observations, apart, strict=True) if out]
+    fitted = fit(
+        job.law,
+        _as_observations(rows),
+        bootstrap_draws=job.bootstrap,
+        seed=job.seed,
+        holdout=_as_observations(kept_from_fit) if job.holdout is not None else None,
+    )
+    return FitResult(fit=fitted, explanation=tuple(explain(fitted)), uses=_uses(job.observations, apart, fitted))
+
+
+def _as_observations(rows: Sequence[SeriesObservation]) -> Observations:
+    return observations_from_arrays(
+        [row.n_params for row in rows],
+        [row.short_tokens for row in rows],
+        [row.long_tokens for row in rows],
+        [row.y for row in rows],
+        cluster=[row.cluster for row in rows],
+        row_ids=[row.id for row in rows],
+    )
+
+
+def _uses(rows: Sequence[SeriesObservation], apart: Sequence[bool], fitted: Fit) -> tuple[FitUse, ...]:
+    excluded = {item.row: item.reason for item in fitted.excluded}
+    points = [Point(n_params=r.n_params, short_tokens=r.short_tokens, long_tokens=r.long_tokens) for r in rows]
+    uses = []
+    for row, out, said in zip(rows, apart, predict_all(fitted, points, level=fitted.level), strict=True):
+        role = "excluded" if row.id in excluded else "held_out" if out else "fitted"
+        uses.append(
+            FitUse(
+                observation_id=row.id,
+                role=role,
+                reason=excluded.get(row.id),
+                predicted=said.value,
+                low=said.interval.low if said.interval is not None else None,
+                high=said.interval.high if said.interval is not None else None,
+            )
+        )
+    return tuple(uses)
+
+
+def run_fit(database_url: str, fit_id: uuid.UUID) -> bool:
+    """Does a RUNNING fit and stores what it comes to; no connection is held meanwhile.
+
+    A fit that cannot be done ends as FAILED with the reason.
+
+    Returns:
+        Whether this call ended the fit; False where there is none of that id or it was not RUNNING (any more).
+    """
+    engine = create_engine(database_url, application_name="longlaw-fit", poolclass=NullPool)
+    sessions = session_factory(engine)
+    with sessions() as session:
+        job = load_job(session, fit_id)
+    if job is None:
+        return False
+    try:
+        result = fit_job(job)
+        with sessions.begin() as session:
+            return store_fit(session, fit_id, result)
+    except FittingError as error:
+        with sessions.begin() as session:
+            return fail_fit(session, fit_id, str(error))
+    except OperationalError:  # the server's trouble, not the fit's: it is tried again
+        raise
+    except Exception as error:
+        with sessions.begin() as session:
+            fail_fit(session, fit_id, f"{type(error).__name__}: {error}")
+        raise
+
+
+class FitProcess:
+    """The one process that fits, driven by the scheduler's loop: call `poll` in every round and `close` at the end.
+
+    A process that dies or runs too long is tried again, three times in all; then its fit has FAILED.
+
+    Args:
+        engine: the results database.
+        timeout_s: how long one fit may take.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, engine: Engine, *, timeout_s: float = 600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = engine.url.render_as_string(hide_password=False)
+        self._sessions = session_factory(engine)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._fit_id: uuid.UUID | None = None
+        self._deadline = 0.0
+        self._deaths: dict[uuid.UUID, int] = {}
+
+    @property
+    def fit_id(self) -> uuid.UUID | None:
+        """The fit being done."""
+        return self._fit_id
+
+    def poll(self) -> bool:
+        """Takes note of a process that has ended and starts the next waiting fit; never waits for either.
+
+        Returns:
+            Whether a fit has ended or begun.
+        """
+        ended = self._reap()
+        return self._start() or ended
+
+    def close(self) -> None:
+        """Stops the process, if any, and puts its fit back."""
+        if self._process is not None and self._fit_id is not None:
+            self._process.kill()
+            self._process.wait()
+            with self._sessions.begin() as session:
+                requeue_fit(session, self._fit_id)
+        self._process = self._fit_id = None
+
+    def _start(self) -> bool:
+        if self._process is not None:
+            return False
+        with self._sessions.begin() as session:
+            job = claim_fit(session)
+        if job is None:
+            return False
+        environment = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"LONGLAW_DATABASE_URL": self._url}
+        self._fit_id = job.fit_id
+        self._deadline = self._clock() + self._timeout_s
+        command = [sys.executable, "-m", "orchestrator.refit", str(job.fit_id)]
+        try:
+            self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            self._note_death(job.fit_id, f"no process could be started: {error}")
+            self._fit_id = None
+        return True
+
+    def _reap(self) -> bool:
+        if self._process is None or self._fit_id is None:
+            return False
+        code, reason = self._process.poll(), ""
+        if code is None and self._clock() < self._deadline:
+            return False
+        if code is None:
+            self._process.kill()
+            self._process.wait()
+            reason = f"the fit took more than {self._timeout_s:g} s"
+        elif code != 0:
+            reason = f"the fitting process ended with exit code {code}"
+        if reason:
+            self._note_death(self._fit_id, reason)
+        else:
+            self._deaths.pop(self._fit_id, None)
+        self._process = self._fit_id = None
+        return True
+
+    def _note_death(self, fit_id: uuid.UUID, reason: str) -> None:
+        """Nothing changes here where the process has told its own reason before it ended."""
+        deaths = self._deaths.get(fit_id, 0) + 1
+        with self._sessions.begin() as session:
+            if deaths >= _TRIES:
+                fail_fit(session, fit_id, f"{reason}, {deaths} times in a row")
+            else:
+                requeue_fit(session, fit_id)
+        self._deaths[fit_id] = deaths
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does one fit. Returns 0 when it has ended, as SUCCEEDED or as FAILED, and 1 where the database is gone."""
+    (fit_id,) = sys.argv[1:] if arguments is None else arguments
+    os.nice(_NICENESS)
+    url = Settings().database_url
+    if url is None:
+        print("LONGLAW_DATABASE_URL is not set", file=sys.stderr)
+        return 2
+    try:
+        run_fit(url.get_secret_value(), uuid.UUID(fit_id))
+    except OperationalError as error:
+        print(f"the database is gone: {error.orig}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
