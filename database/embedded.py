@@ -45,7 +45,9 @@ from database.errors import EmbeddedPostgresError, PortTakenError
 __all__ = ["EmbeddedPostgres", "embedded_postgres", "psql_path", "running_url", "scratch_folder", "scratch_postgres"]
 
 _PORTS = range(20_000, 30_000)  # below the kernel's ephemeral ports, so a remembered port is rarely lost; above Ray's
+_SCRATCH = "longlaw-scratch-"
 _ROOMY_BYTES = 2 * 2**30
+_SETTLED_S = 60.0
 _OPTIONS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",  # their paths are limited to 107 bytes; TCP works everywhere
@@ -264,9 +266,28 @@ def scratch_folder() -> Iterator[Path]:
     """
     memory = Path("/dev/shm")
     roomy = "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOMY_BYTES
-    with tempfile.TemporaryDirectory(prefix="longlaw-", dir=memory if roomy else None) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+    parent = memory if roomy else Path(tempfile.gettempdir())
+    _sweep(parent)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=parent) as folder:
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            _try_lock(lock)
+            Path(folder).chmod(0o755)
+            yield Path(folder)
+        finally:
+            os.close(lock)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes the scratch folders of killed processes: those whose lock is free although they are not new."""
+    for folder in parent.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # someone else's, or already gone
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                if time.time() - folder.stat().st_mtime > _SETTLED_S and _try_lock(lock):
+                    shutil.rmtree(folder)
+            finally:
+                os.close(lock)
 
 
 def _try_lock(file: int) -> bool:

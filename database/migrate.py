@@ -6,6 +6,7 @@ The revisions are in the package `migrations`, found wherever it is installed; n
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from alembic import command
@@ -63,8 +64,18 @@ def make_revision(url: str | URL, message: str) -> None:
         command.revision(_config(connection), message=message, autogenerate=True)
 
 
+def migrations_folder() -> Path:
+    """Returns the folder of Alembic's scripts, in the source tree or wherever the wheel was installed."""
+    return Path(str(files("migrations")))
+
+
 def current_revision(engine: Engine) -> str | None:
-    """Returns the revision of the database, None where it was never migrated."""
+    """Returns the revision of the database, None where it was never migrated.
+
+    Raises:
+        DatabaseUnavailableError: the server does not answer.
+    """
+    check_available(engine)
     with engine.connect() as connection:
         return _current(connection)
 
@@ -89,7 +100,6 @@ def check_at_head(engine: Engine) -> None:
         SchemaBehindError: migrations are missing.
         SchemaAheadError: the database was migrated by a newer version.
     """
-    check_available(engine)
     current, head = current_revision(engine), head_revision()
     _check_known(current)
     if current != head:
@@ -149,7 +159,7 @@ def _connection(url: str | URL) -> Iterator[Connection]:
 
 def _config(connection: Connection | None = None) -> Config:
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
 

@@ -1,5 +1,6 @@
 """The embedded server against real processes: starting, adopting, dying, recovering."""
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -183,6 +184,27 @@ def test_stale_pidfile_naming_a_living_foreign_process_does_not_block_the_start(
     finally:
         foreign.kill()
         foreign.wait()
+
+
+def test_lock_is_held_by_the_server_itself_and_freed_with_its_last_process(state_dir: Path) -> None:
+    lock = os.open(state_dir / "lock", os.O_RDWR)
+    try:
+        with embedded_postgres(state_dir, options=FAST), pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(lock)
+
+
+def test_scratch_folders_of_killed_processes_are_swept_and_living_ones_kept() -> None:
+    with scratch_folder() as living:
+        killed = living.with_name(f"{living.name}-killed")
+        (killed / "data").mkdir(parents=True)
+        for folder in (living, killed):
+            os.utime(folder, (0, 0))
+        with scratch_folder():
+            assert living.exists()
+            assert not killed.exists()
 
 
 # --- ports ---
