@@ -1,0 +1,33 @@
+"""Prices: floating-point operations, bytes, GPU-hours."""
+
+from __future__ import annotations
+
+from workers.spec import Evaluator, ModelShape
+
+#: Weights and AdamW's two moments, float32 each.
+BYTES_PER_PARAM = 3 * 4
+
+
+def checkpoint_bytes(shape: ModelShape) -> int:
+    """Bytes of one checkpoint, embeddings included; tokenizer, data cursor and random state are negligible."""
+    return BYTES_PER_PARAM * (shape.n_params + shape.embedding_params)
+
+
+def evaluation_flops(shape: ModelShape, evaluator: Evaluator) -> int:
+    """Operations of measuring one snapshot: the full-context pass and, for the gap, the local chunks of every document.
+
+    A chunk is `length + stride` tokens long and there is one for every `stride` tokens past the first. The reference's
+    own passes are made once for all snapshots and are not part of this.
+    """
+    documents, chunking = evaluator.documents, evaluator.chunking
+    per_document = documents.length * shape.forward_flops_per_token(documents.length)
+    if evaluator.short_context_gap and documents.length > chunking.length:
+        chunks = -(-(documents.length - chunking.length) // chunking.stride)
+        chunk_tokens = min(chunking.length + chunking.stride, documents.length)
+        per_document += chunks * chunk_tokens * shape.forward_flops_per_token(chunk_tokens)
+    return documents.count * per_document
+
+
+def gpu_hours(flops: int, *, gpu_flops: float, gpu_utilisation: float) -> float:
+    """Hours on one GPU of `gpu_flops` operations per second, of which the share `gpu_utilisation` is reached."""
+    return flops / (gpu_flops * gpu_utilisation) / 3600

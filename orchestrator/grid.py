@@ -1,0 +1,277 @@
+"""The grid file: what a user submits, as a checked value (`docs/grid.md` is its reference).
+
+`load_grid` and `parse_grid` are the ways in: they report every problem with its place in the document. Whether budgets
+fit the optimizer's steps is for `orchestrator.cells` to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
+
+from orchestrator.budgets import Budget
+from orchestrator.errors import GridError, Problem
+from orchestrator.fields import Count, Label, Natural, Positive, Ratio, Settings, TokenBudget
+from orchestrator.grid_file import DocumentFormat, read_document
+from orchestrator.grid_problems import ALTERNATIVES, pointer, problems_of
+from orchestrator.recipe import (
+    EvaluationSettings,
+    Recipe,
+    ResolvedScale,
+    Scale,
+    family_of,
+    missing_settings,
+    resolve_scale,
+)
+from workers.spec import Protocol, RuleName
+
+DEFAULT_SCALE = "default"
+_ONE, _LIST, _BY_SCALE = ALTERNATIVES
+
+BudgetList = Annotated[tuple[TokenBudget, ...], Field(min_length=1)]
+BudgetsByScale = Annotated[
+    Annotated[BudgetList, Tag(_LIST)] | Annotated[dict[str, BudgetList], Tag(_BY_SCALE)],
+    Discriminator(lambda value: _BY_SCALE if isinstance(value, dict) else _LIST),
+]
+BudgetOrList = Annotated[
+    Annotated[TokenBudget, Tag(_ONE)] | Annotated[BudgetList, Tag(_LIST)],
+    Discriminator(lambda value: _LIST if isinstance(value, (list, tuple)) else _ONE),
+]
+Seeds = Annotated[tuple[Natural, ...], Field(min_length=1)]
+
+
+class SeedSettings(Settings):
+    """`short` seeds initialise the model and order the short stage; `long` seeds order the long stage."""
+
+    short: Seeds = (0,)
+    long: Seeds = (0,)
+
+
+class CellSeedSettings(Settings):
+    short: Seeds | None = None
+    long: Seeds | None = None
+
+
+class RuleSettings(Settings):
+    """An observation rule as written: the spacing may be a multiple of N."""
+
+    name: RuleName
+    m: Annotated[Count | None, Field(ge=2, le=1000, validate_default=True)] = None
+    spacing: Annotated[TokenBudget | None, Field(validate_default=True)] = None
+
+    @field_validator("m")
+    @classmethod
+    def _m_fits_rule(cls, m: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("name") == "raw" and m is not None:
+            raise ValueError("raw reads one checkpoint; m belongs to last_m")
+        return 4 if info.data.get("name") == "last_m" and m is None else m
+
+    @field_validator("spacing")
+    @classmethod
+    def _spacing_fits_rule(cls, spacing: Budget | None, info: ValidationInfo) -> Budget | None:
+        if info.data.get("name") == "raw" and spacing is not None:
+            raise ValueError("raw reads one checkpoint; spacing belongs to last_m")
+        if info.data.get("name") == "last_m" and spacing is None:
+            raise ValueError('last_m needs the tokens between its checkpoints, such as 2_048 or "2N"')
+        return spacing
+
+    @property
+    def text(self) -> str:
+        """The rule with its parameters as written, the same for every scale."""
+        return "raw" if self.name == "raw" else f"{self.name}(m={self.m}, spacing={self.spacing})"
+
+
+Rules = Annotated[tuple[RuleSettings, ...], Field(min_length=1)]
+
+
+class CellSettings(Settings):
+    """Explicit cells beside the product: every D_s with every D_l given here. What is not given is the grid's."""
+
+    scale: Label
+    short_tokens: BudgetOrList
+    long_tokens: BudgetOrList
+    seeds: CellSeedSettings = CellSeedSettings()
+    rules: Rules | None = None
+    evaluate_every: TokenBudget | None = None
+
+
+def _holdout(text: str) -> str:
+    if text != "long_tokens=largest" and not re.fullmatch(r"scale=.+", text, re.DOTALL):
+        raise ValueError('must be null, "long_tokens=largest" or "scale=NAME"')
+    return text
+
+
+class FitSettings(Settings):
+    holdout: Annotated[str, AfterValidator(_holdout)] | None = None
+    bootstrap: Annotated[Natural, Field(le=100_000)] = 200
+
+
+class CostSettings(Settings):
+    """The stated rate for GPU-hours: peak floating-point operations per second, and the share that is reached."""
+
+    gpu_flops: Positive = 4.0e14
+    gpu_utilisation: Ratio = 0.4
+
+
+class CapSettings(Settings):
+    gpu_hours: Positive | None = None
+
+
+class Grid(Settings):
+    """Scales x D_s x D_l x seeds, a protocol, a recipe, an evaluation and a cap, as the user wrote them."""
+
+    name: Label
+    protocol: Protocol
+    scales: Annotated[dict[Label, Scale], Field(min_length=1)]
+    product_scales: tuple[Label, ...] | None = None
+    short_tokens: BudgetsByScale | None = None
+    long_tokens: BudgetsByScale | None = None
+    seeds: SeedSettings = SeedSettings()
+    rules: Rules = (RuleSettings(name="raw"),)
+    cells: tuple[CellSettings, ...] = ()
+    recipe: Recipe
+    evaluation: EvaluationSettings
+    fit: FitSettings = FitSettings()
+    rounding_tolerance: Annotated[Positive, Field(lt=1)] = 0.01
+    cost: CostSettings = CostSettings()
+    budget: CapSettings = CapSettings()
+
+    @property
+    def in_product(self) -> tuple[str, ...]:
+        """Names of the scales that take part in the product, in the order of `scales`; none without budgets."""
+        if self.short_tokens is None and self.long_tokens is None:
+            return ()
+        return tuple(name for name in self.scales if self.product_scales is None or name in self.product_scales)
+
+    def resolve(self, scale: str) -> ResolvedScale:
+        """Shape and stages of one scale, its overrides applied."""
+        return resolve_scale(scale, self.scales[scale], self.recipe, self.protocol)
+
+
+def load_grid(text: str, *, format: DocumentFormat) -> Grid:
+    """The grid that a YAML or JSON text holds.
+
+    Raises:
+        GridError: with every problem found, each at its JSON Pointer.
+    """
+    return parse_grid(read_document(text, format=format))
+
+
+def parse_grid(document: object) -> Grid:
+    """The grid that a document (mappings, lists, text, numbers) holds.
+
+    Raises:
+        GridError: with every problem found, each at its JSON Pointer.
+    """
+    if not isinstance(document, Mapping):
+        raise GridError([Problem(pointer="", message="must be a mapping with name, protocol, scales, ...")])
+    problems = []
+    grid = None
+    try:
+        grid = Grid.model_validate(document)
+    except ValidationError as error:
+        problems += problems_of(error, Grid)
+    # Names are looked up in the document itself, so that a typo elsewhere does not hide a wrong name.
+    problems += _unknown_scales(document)
+    if grid is not None:
+        problems += _missing_parts(grid) + missing_settings(grid.recipe, grid.scales) + _protocol_misfits(grid)
+    if problems or grid is None:
+        raise GridError(problems)
+    return grid
+
+
+def grid_document(grid: Grid) -> dict[str, Any]:
+    """The grid as a JSON document, holding what was given and nothing else; `parse_grid` reads it back."""
+    return grid.model_dump(mode="json", exclude_unset=True)
+
+
+def recipe_family(grid: Grid) -> str:
+    """The hash of the recipe without scales and their overrides, the protocol and the evaluator apart."""
+    return family_of(grid.recipe)
+
+
+def budget_list(budgets: Any, scale: str, *, at: str) -> list[tuple[str, Budget]]:
+    """The budgets that a field gives to one scale, each with its JSON Pointer; `at` is the pointer of the field."""
+    if isinstance(budgets, Budget):
+        return [(at, budgets)]
+    if isinstance(budgets, Mapping):
+        key = scale if scale in budgets else DEFAULT_SCALE
+        return budget_list(budgets.get(key, ()), scale, at=at + pointer(key))
+    return [(at + pointer(index), budget) for index, budget in enumerate(budgets)]
+
+
+def _unknown_scales(document: Mapping[str, Any]) -> list[Problem]:
+    """Every mention of a scale that `scales` does not define."""
+    scales = document.get("scales")
+    if not isinstance(scales, Mapping):
+        return []
+    mentions: list[tuple[str, Any]] = []
+    for field in ("short_tokens", "long_tokens"):
+        if isinstance(document.get(field), Mapping):
+            mentions += [(pointer(field, name), name) for name in document[field] if name != DEFAULT_SCALE]
+    if isinstance(document.get("product_scales"), (list, tuple)):
+        mentions += [(pointer("product_scales", index), name) for index, name in enumerate(document["product_scales"])]
+    if isinstance(document.get("cells"), (list, tuple)):
+        for index, cell in enumerate(document["cells"]):
+            if isinstance(cell, Mapping) and "scale" in cell:
+                mentions.append((pointer("cells", index, "scale"), cell["scale"]))
+    fit = document.get("fit")
+    if isinstance(fit, Mapping) and str(fit.get("holdout")).startswith("scale="):
+        mentions.append(("/fit/holdout", fit["holdout"].removeprefix("scale=")))
+    known = ", ".join(str(name) for name in scales)
+    problems = [
+        Problem(pointer=place, message=f"no scale is named {name!r}; the grid defines {known}")
+        for place, name in mentions
+        if isinstance(name, str) and name not in scales
+    ]
+    if DEFAULT_SCALE in scales:
+        problems.append(
+            Problem(
+                pointer=pointer("scales", DEFAULT_SCALE), message="this name is kept for budgets of all other scales"
+            )
+        )
+    return problems
+
+
+def _missing_parts(grid: Grid) -> list[Problem]:
+    """Budgets and cells without which there is nothing to train, or nothing for one scale."""
+    fields: tuple[Literal["short_tokens", "long_tokens"], ...] = ("short_tokens", "long_tokens")
+    if grid.short_tokens is None and grid.long_tokens is None:
+        if grid.cells:
+            return []
+        return [Problem(pointer="", message="asks for no cells: give short_tokens and long_tokens, or cells")]
+    problems = []
+    for field in fields:
+        budgets = getattr(grid, field)
+        if budgets is None:
+            problems.append(Problem(pointer=pointer(field), message="is required for the product of budgets"))
+            continue
+        for scale in grid.in_product:
+            if not budget_list(budgets, scale, at=""):
+                message = f"has neither {scale!r} nor {DEFAULT_SCALE!r}, and scale {scale!r} takes part in the product"
+                problems.append(Problem(pointer=pointer(field), message=message))
+    return problems
+
+
+def _protocol_misfits(grid: Grid) -> list[Problem]:
+    """What only a constant rate can give: under linear_decay a budget in between is a run of its own."""
+    if grid.protocol == "constant":
+        return []
+    problems = []
+    rules = [(pointer("rules", index), rule) for index, rule in enumerate(grid.rules)]
+    every = [("/evaluation/every", grid.evaluation.every)]
+    for index, cell in enumerate(grid.cells):
+        rules += [(pointer("cells", index, "rules", number), rule) for number, rule in enumerate(cell.rules or ())]
+        every.append((pointer("cells", index, "evaluate_every"), cell.evaluate_every))
+    for place, rule in rules:
+        if rule.name != "raw":
+            message = f"{rule.name} needs protocol constant: under linear_decay only the end of a run is an observation"
+            problems.append(Problem(pointer=place, message=message))
+    for place, budget in every:
+        if budget is not None:
+            message = "needs protocol constant: under linear_decay every budget is a run of its own"
+            problems.append(Problem(pointer=place, message=message))
+    return problems
