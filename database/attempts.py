@@ -73,7 +73,7 @@ def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: spec.Check
     attempt = _live(session, token)
     if attempt is None:
         return False
-    row = session.get_one(Segment, attempt.segment_id)
+    row = session.get_one(Segment, attempt.segment_id, with_for_update=True)
     if checkpoint.ref.segment != row.key:
         raise ValueError(f"attempt {token} trains segment {row.key}, not {checkpoint.ref.segment}")
     inserted = session.scalar(
@@ -96,7 +96,8 @@ def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: spec.Check
         _note_conflicting_checkpoint(session, checkpoint)
         return True
     attempt.progress_step = checkpoint.ref.step
-    row.infrastructure_failures = 0
+    if row.state == "RUNNING":
+        row.infrastructure_failures = 0
     record_event(session, "checkpoint_recorded", row.key, scale=row.scale, step=checkpoint.ref.step)
     session.flush()
     promote(session, segment_key=row.key)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import uuid
+
 from sqlalchemy import case, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from database.models import CellEvaluation, Evaluation, Observation, Series
+from database.models import Cell, CellEvaluation, Evaluation, Observation, Series
 
 
-def record_observations(session: Session, *, evaluation_key: str | None = None) -> int:
+def record_observations(
+    session: Session, *, evaluation_key: str | None = None, grid_id: uuid.UUID | None = None
+) -> int:
     """Inserts the observations that measured evaluations make and that are not there yet; returns how many.
 
     An evaluation without a value (no token qualified) and the diagnostic at D_l = 0 make none.
 
     Args:
         evaluation_key: look at this evaluation only.
+        grid_id: look at the cells of this grid only.
     """
     y = case(
         (Series.metric == "log_longppl", Evaluation.log_longppl),
@@ -47,6 +52,8 @@ def record_observations(session: Session, *, evaluation_key: str | None = None) 
     )
     if evaluation_key is not None:
         measured = measured.where(CellEvaluation.evaluation_key == evaluation_key)
+    if grid_id is not None:
+        measured = measured.join(Cell, Cell.id == CellEvaluation.cell_id).where(Cell.grid_id == grid_id)
     rows = measured.subquery()
     names = [column.name for column in rows.c]
     statement = (

@@ -10,7 +10,7 @@ import datetime as dt
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from database.events import record_event
@@ -47,19 +47,28 @@ def promote(session: Session, *, segment_key: str | None = None) -> int:
     Args:
         segment_key: look only at what waits for checkpoints of this segment.
     """
-    segments = update(Segment).where(
-        Segment.state == "PENDING",
-        or_(Segment.parent_key.is_(None), _parent_there()),
-    )
-    evaluations = update(Evaluation).where(Evaluation.state == "PENDING", ~_lacks_source())
+    segments = select(Segment.id).where(Segment.state == "PENDING", or_(Segment.parent_key.is_(None), _parent_there()))
+    evaluations = select(Evaluation.id).where(Evaluation.state == "PENDING", ~_missing_source())
     if segment_key is not None:
         segments = segments.where(Segment.parent_key == segment_key)
-        evaluations = evaluations.where(Evaluation.segment_key == segment_key)
-    ready = 0
-    for statement in (segments, evaluations):
-        keys = session.scalars(statement.values(state="READY").returning(literal(1)))
-        ready += len(keys.all())
-    return ready
+        reads = exists().where(
+            EvaluationSource.evaluation_key == Evaluation.key, EvaluationSource.segment_key == segment_key
+        )
+        evaluations = evaluations.where(reads)
+    # A row that a submission holds is left for the next call: waiting for several rows at once invites a deadlock.
+    ready = session.scalars(
+        update(Segment)
+        .where(Segment.id.in_(segments.with_for_update(skip_locked=True, of=Segment)))
+        .values(state="READY")
+        .returning(Segment.id)
+    ).all()
+    measurable = session.scalars(
+        update(Evaluation)
+        .where(Evaluation.id.in_(evaluations.with_for_update(skip_locked=True, of=Evaluation)))
+        .values(state="READY")
+        .returning(Evaluation.id)
+    ).all()
+    return len(ready) + len(measurable)
 
 
 def fail_orphans(session: Session) -> int:
@@ -118,7 +127,7 @@ def claim_evaluation(
     evaluator = session.get_one(Evaluator, row.evaluator_id)
     run = EvaluationRun(
         snapshot=snapshot,
-        sources=tuple(_stored(session, ref) for ref in snapshot.sources),
+        sources=_sources(session, row.key),
         evaluator=evaluator_from_json(evaluator.spec),
         shape=spec.shape,
         rope_base=spec.stage.rope_base,
@@ -195,6 +204,18 @@ def _stored(session: Session, ref: CheckpointRef) -> StoredCheckpoint:
     return StoredCheckpoint(ref=ref, path=row.path, digest=row.digest)
 
 
+def _sources(session: Session, evaluation_key: str) -> tuple[StoredCheckpoint, ...]:
+    statement = (
+        select(EvaluationSource)
+        .where(EvaluationSource.evaluation_key == evaluation_key)
+        .order_by(EvaluationSource.segment_key, EvaluationSource.step)
+    )
+    return tuple(
+        _stored(session, CheckpointRef(segment=source.segment_key, step=source.step))
+        for source in session.scalars(statement)
+    )
+
+
 def _open_attempt(
     session: Session,
     *,
@@ -230,11 +251,14 @@ def _parent_there() -> ColumnElement[bool]:
     return exists().where(Checkpoint.segment_key == Segment.parent_key, Checkpoint.step == Segment.parent_step)
 
 
-def _lacks_source() -> ColumnElement[bool]:
+def _missing_source(*, abandoned: bool = False) -> ColumnElement[bool]:
+    """Whether an evaluation lacks a checkpoint; `abandoned`: one that no open segment will bring."""
     there = exists().where(
         Checkpoint.segment_key == EvaluationSource.segment_key, Checkpoint.step == EvaluationSource.step
     )
-    return exists().where(EvaluationSource.evaluation_key == Evaluation.key, ~there)
+    missing = exists().where(EvaluationSource.evaluation_key == Evaluation.key, ~there)
+    coming = exists().where(Segment.key == EvaluationSource.segment_key, Segment.state.in_(OPEN_STATES))
+    return missing.where(~coming) if abandoned else missing
 
 
 def _fail_orphaned_segments(session: Session) -> int:
@@ -243,7 +267,7 @@ def _fail_orphaned_segments(session: Session) -> int:
     orphans = session.scalars(
         select(Segment)
         .where(Segment.state == "PENDING", Segment.parent_key.is_not(None), ~_parent_there(), ~parent_open)
-        .with_for_update(of=Segment)
+        .with_for_update(of=Segment, skip_locked=True)
     ).all()
     for row in orphans:
         assert row.parent_key is not None
@@ -255,11 +279,10 @@ def _fail_orphaned_segments(session: Session) -> int:
 
 
 def _fail_orphaned_evaluations(session: Session) -> int:
-    segment_open = exists().where(Segment.key == Evaluation.segment_key, Segment.state.in_(OPEN_STATES))
     orphans = session.scalars(
         select(Evaluation)
-        .where(and_(Evaluation.state == "PENDING", _lacks_source(), ~segment_open))
-        .with_for_update(of=Evaluation)
+        .where(Evaluation.state == "PENDING", _missing_source(abandoned=True))
+        .with_for_update(of=Evaluation, skip_locked=True)
     ).all()
     for row in orphans:
         row.state, row.ended_at = "FAILED", func.now()

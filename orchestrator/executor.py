@@ -1,0 +1,240 @@
+"""Long-lived workers on Ray. Launch, poll, stop: nothing else of Ray is seen outside, and nothing here is the truth.
+
+Whatever Ray raises about a worker becomes one report, `Lost`; the worker is replaced. No call waits without a limit.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from orchestrator.ray_cluster import ray_cluster
+from orchestrator.ray_worker import Worker
+from orchestrator.reports import FINAL, Lost, Numbered, Progressed, Report, Stopped, WorkerReport
+from workers.spec import EvaluationRun, SegmentRun
+
+_NEWS_WAIT_S = 0.5
+_MAX_RESTART_WAIT_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slot:
+    """A worker's place: the actor in it, the attempt it works on, and reports that are not settled yet."""
+
+    name: str
+    actor: Any = None
+    ready: bool = False
+    token: uuid.UUID | None = None
+    start: Any = None
+    poll: Any = None
+    polled_at_s: float = 0.0
+    received: int = 0
+    inbox: deque[Report] = field(default_factory=deque)
+    progress: Progressed | None = None
+    kill_at_s: float | None = None
+    deaths: int = 0
+    restart_at_s: float = 0.0
+
+
+class RayExecutor:
+    """Workers that train and evaluate; a context manager that starts Ray and leaves no process behind.
+
+    Args:
+        workers: how many processes.
+        store: folder of checkpoints, corpora and references, the same on every node.
+        state_dir: where Ray's token is kept.
+        address: HOST:PORT of a running Ray head; None starts a private Ray on this machine.
+        niceness: of the workers of a private Ray; above 0 they yield to Postgres, the API and whatever else runs here.
+        gpus_per_worker: GPUs that each worker gets for itself.
+        silence_limit_s: a worker that does not answer for so long is given up and replaced.
+        stop_grace_s: how long a worker may take to stop by its own will.
+
+    Raises:
+        RayUnreachableError: on entering, if nobody listens at `address`.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        store: Path,
+        state_dir: Path,
+        address: str | None = None,
+        niceness: int = 10,
+        gpus_per_worker: float = 0.0,
+        silence_limit_s: float = 60.0,
+        stop_grace_s: float = 10.0,
+    ) -> None:
+        self._slots = {f"worker-{index + 1}": _Slot(name=f"worker-{index + 1}") for index in range(workers)}
+        self._store, self._state_dir, self._address = store, state_dir, address
+        self._gpus_per_worker, self._niceness = gpus_per_worker, niceness
+        self._silence_limit_s, self._stop_grace_s = silence_limit_s, stop_grace_s
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._exits.enter_context(
+            ray_cluster(
+                workers=len(self._slots), niceness=self._niceness, address=self._address, state_dir=self._state_dir
+            )
+        )
+        for slot in self._slots.values():
+            self._hire(slot)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for slot in self._slots.values():
+            self._kill(slot)
+        self._exits.close()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def free(self) -> tuple[str, ...]:
+        """Names of the workers that can take an attempt now."""
+        return tuple(slot.name for slot in self._slots.values() if slot.ready and slot.token is None)
+
+    def attempts(self) -> tuple[uuid.UUID, ...]:
+        """Tokens of the attempts that are under way, or whose end is not settled yet."""
+        return tuple(slot.token for slot in self._slots.values() if slot.token is not None)
+
+    def launch(self, worker: str, token: uuid.UUID, run: SegmentRun | EvaluationRun) -> None:
+        """Begins `run` on a free worker, under the attempt's `token`."""
+        slot = self._slots[worker]
+        if not slot.ready or slot.token is not None:
+            raise ValueError(f"{worker} is not free")
+        method = slot.actor.start_segment if isinstance(run, SegmentRun) else slot.actor.start_evaluation
+        slot.token, slot.kill_at_s = token, None
+        slot.start = method.remote(token, run)
+
+    def poll(self, *, timeout_s: float) -> tuple[WorkerReport, ...]:
+        """All unsettled reports, oldest first for each worker, after waiting `timeout_s` at most for the first new one.
+
+        The same report comes again until `settle` was called for it.
+        """
+        self._look_after()
+        self._listen(timeout_s)
+        reports = []
+        for slot in self._slots.values():
+            if slot.progress is not None:
+                reports.append(WorkerReport(worker=slot.name, report=slot.progress))
+                slot.progress = None
+            reports += [WorkerReport(worker=slot.name, report=report) for report in slot.inbox]
+        return tuple(reports)
+
+    def settle(self, item: WorkerReport) -> None:
+        """Forgets a report that has been dealt with; after a final one the worker is free again."""
+        slot = self._slots[item.worker]
+        if slot.inbox and slot.inbox[0] is item.report:
+            slot.inbox.popleft()
+            if isinstance(item.report, FINAL):
+                slot.token, slot.start, slot.kill_at_s = None, None, None
+
+    def stop(self, token: uuid.UUID) -> None:
+        """Asks the attempt to stop; after the grace time its process is killed. Either way it is reported `Stopped`."""
+        for slot in self._slots.values():
+            if slot.token == token and slot.kill_at_s is None:
+                slot.kill_at_s = time.monotonic() + self._stop_grace_s
+                if slot.actor is not None:
+                    slot.actor.stop.remote(token)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the workers that are ready, by name."""
+        import ray
+
+        ready = [slot for slot in self._slots.values() if slot.ready]
+        return {slot.name: ray.get(slot.actor.pid.remote(), timeout=self._silence_limit_s) for slot in ready}
+
+    def _look_after(self) -> None:
+        """Replaces dead workers, kills those that outlive their grace or fell silent, and keeps a poll under way."""
+        now = time.monotonic()
+        for slot in self._slots.values():
+            if slot.actor is None:
+                if now >= slot.restart_at_s:
+                    self._hire(slot)
+            elif slot.kill_at_s is not None and now > slot.kill_at_s and not _is_over(slot):
+                self._retire(slot, "it was told to stop")
+            elif slot.ready and now - slot.polled_at_s > self._silence_limit_s:
+                self._retire(slot, f"{slot.name} did not answer for {self._silence_limit_s:.0f} s")
+            elif slot.poll is None:
+                self._ask(slot)
+
+    def _listen(self, timeout_s: float) -> None:
+        import ray
+
+        asked = {slot.poll: slot for slot in self._slots.values() if slot.poll is not None}
+        if not asked:
+            time.sleep(timeout_s)
+            return
+        some, _ = ray.wait(list(asked), num_returns=1, timeout=timeout_s)
+        if some:
+            some, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for reference in some:
+            self._hear(asked[reference])
+
+    def _hear(self, slot: _Slot) -> None:
+        import ray
+
+        try:
+            if slot.start is not None and ray.wait([slot.start], timeout=0)[0]:
+                ray.get(slot.start, timeout=0)
+                slot.start = None
+            news: tuple[Numbered, ...] = ray.get(slot.poll, timeout=self._silence_limit_s)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            self._retire(slot, _reason(slot.name, error))
+            return
+        slot.poll, slot.ready, slot.deaths = None, True, 0
+        for item in news:
+            if isinstance(item.report, Progressed):
+                slot.progress = item.report
+            elif item.number > slot.received:
+                slot.received = item.number
+                slot.inbox.append(item.report)
+        self._ask(slot)
+
+    def _ask(self, slot: _Slot) -> None:
+        slot.poll, slot.polled_at_s = slot.actor.poll.remote(slot.received, _NEWS_WAIT_S), time.monotonic()
+
+    def _hire(self, slot: _Slot) -> None:
+        import ray
+
+        actor = ray.remote(Worker).options(
+            num_cpus=1,
+            num_gpus=self._gpus_per_worker,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=3,  # a poll that waits, beside a start and a stop
+        )
+        slot.actor, slot.ready, slot.received = actor.remote(str(self._store)), False, 0
+        self._ask(slot)
+
+    def _retire(self, slot: _Slot, reason: str) -> None:
+        """Gives a worker up: its process is killed, its attempt, if not over, is `Lost` (or `Stopped`, if asked to)."""
+        if slot.token is not None and not _is_over(slot):
+            token = slot.token
+            stopping = slot.kill_at_s is not None
+            slot.inbox.append(Stopped(token=token) if stopping else Lost(token=token, reason=reason))
+        self._kill(slot)
+        slot.deaths += 1
+        wait_s = 0.0 if slot.deaths == 1 else min(_MAX_RESTART_WAIT_S, 2.0**slot.deaths)
+        slot.restart_at_s = time.monotonic() + wait_s
+
+    def _kill(self, slot: _Slot) -> None:
+        import ray
+
+        if slot.actor is not None:
+            ray.kill(slot.actor, no_restart=True)
+        slot.actor, slot.poll, slot.start, slot.ready, slot.progress = None, None, None, False, None
+
+
+def _is_over(slot: _Slot) -> bool:
+    return any(isinstance(report, FINAL) for report in slot.inbox)
+
+
+def _reason(worker: str, error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{worker} died ({type(error).__name__}): {first}"[:500]

@@ -1,0 +1,138 @@
+"""What runs inside a Ray actor: one long-lived process that trains and evaluates, one attempt at a time.
+
+The work is done by an inner thread; every method returns at once (`poll` waits a moment for news), so the actor answers
+while it trains. Reports are spooled until the other side says that it has them: a slow scheduler loses nothing.
+Knows nothing of Ray: the executor turns the class into an actor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import sys
+import threading
+import traceback
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.reports import Failed, Measured, Numbered, Progressed, Report, Saved, Stopped, Trained
+from workers.spec import EvaluationRun, SegmentRun, TrainProgress
+
+_TRACEBACK_CHARS = 4_000
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """One process's worth of work.
+
+    Args:
+        store: the folder of checkpoints, corpora and references.
+        threads: torch's threads; one per process is fastest where cores are shared.
+    """
+
+    def __init__(self, store: str, threads: int = 1) -> None:
+        _die_with_parent()
+        # Imported here and once: seconds of import would otherwise be paid by the first attempt.
+        import torch
+
+        import workers.longppl
+        import workers.train  # noqa: F401
+
+        torch.set_num_threads(threads)
+        self._store = Path(store)
+        self._news = threading.Condition()
+        self._spool: list[Numbered] = []
+        self._number = 0
+        self._progress: Progressed | None = None
+        self._token: uuid.UUID | None = None
+        self._stop = threading.Event()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def start_segment(self, token: uuid.UUID, run: SegmentRun) -> None:
+        """Begins to train `run`; raises RuntimeError while another attempt is under way."""
+        self._start(token, lambda: self._train(token, run))
+
+    def start_evaluation(self, token: uuid.UUID, run: EvaluationRun) -> None:
+        """Begins to measure `run`; raises RuntimeError while another attempt is under way."""
+        self._start(token, lambda: self._evaluate(token, run))
+
+    def poll(self, received: int, wait_s: float) -> tuple[Numbered, ...]:
+        """Reports after number `received`, oldest first, at once if there are any, else after `wait_s` at most.
+
+        Drops those up to `received`. Progress comes with number 0: it is repeated by the next one and never spooled.
+        """
+        with self._news:
+            self._spool = [item for item in self._spool if item.number > received]
+            self._news.wait_for(lambda: bool(self._spool), timeout=wait_s)
+            progress, self._progress = self._progress, None
+            head = () if progress is None else (Numbered(number=0, report=progress),)
+            return (*head, *self._spool)
+
+    def stop(self, token: uuid.UUID) -> None:
+        """Asks the attempt to end at the next chance; nothing happens if it is over already."""
+        if token == self._token:
+            self._stop.set()
+
+    def _start(self, token: uuid.UUID, work: Callable[[], Report]) -> None:
+        with self._news:
+            if self._token is not None:
+                raise RuntimeError(f"the worker is busy with attempt {self._token}")
+            self._token = token
+            self._stop.clear()
+        threading.Thread(target=self._do, args=(token, work), daemon=True, name="work").start()
+
+    def _do(self, token: uuid.UUID, work: Callable[[], Report]) -> None:
+        try:
+            report = work()
+        except BaseException as error:  # the thread must not end without a word
+            report = Failed(
+                token=token,
+                error=_name(error),
+                message=str(error),
+                traceback="".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:],
+            )
+        with self._news:
+            self._token = None
+            self._progress = None
+            self._tell(report)
+
+    def _tell(self, report: Report) -> None:
+        with self._news:
+            self._number += 1
+            self._spool.append(Numbered(number=self._number, report=report))
+            self._news.notify_all()
+
+    def _train(self, token: uuid.UUID, run: SegmentRun) -> Report:
+        from workers.train import train
+
+        def on_progress(progress: TrainProgress) -> None:
+            self._progress = Progressed(token=token, progress=progress)
+
+        reached = 0
+        for checkpoint in train(run, store=self._store, on_progress=on_progress, should_stop=self._stop.is_set):
+            reached = checkpoint.ref.step
+            self._tell(Saved(token=token, checkpoint=checkpoint))
+        return Trained(token=token) if reached == run.save_steps[-1] else Stopped(token=token)
+
+    def _evaluate(self, token: uuid.UUID, run: EvaluationRun) -> Report:
+        from workers.longppl import evaluate
+
+        return Measured(token=token, evaluation=evaluate(run, store=self._store))
+
+
+def _name(error: BaseException) -> str:
+    """The error's class; a full disk is StoreFullError, whoever noticed it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "StoreFullError"
+    return type(error).__name__
+
+
+def _die_with_parent() -> None:
+    """Linux: end with the raylet, so that no orphan trains on when a node's Ray dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

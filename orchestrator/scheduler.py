@@ -1,0 +1,360 @@
+"""The scheduler: one process that leads, keeps every worker busy, and writes down what they report.
+
+`python -m orchestrator.scheduler` runs it. It may be killed at any time: what is legal to do next follows from Postgres
+and the checkpoint store alone. Others stand by and take over when the leader's database session ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session
+
+from database import attempts, fits, leading, work
+from database.attempts import Failure, RetryPolicy
+from database.cluster import running_url
+from database.engine import create_engine, session_factory
+from database.errors import DatabaseError, DatabaseUnavailableError
+from database.migrate import check_at_head
+from database.observations import record_observations
+from database.settings import Settings
+from orchestrator.errors import OrchestratorError
+from orchestrator.executor import RayExecutor
+from orchestrator.failures import failure_of
+from orchestrator.refit import FitProcess
+from orchestrator.reports import FINAL, Failed, Lost, Measured, Progressed, Saved, Stopped, Trained, WorkerReport
+from orchestrator.scheduler_settings import SchedulerSettings
+from workers.spec import EvaluationRun, SegmentRun, TrainProgress
+
+logger = logging.getLogger("longlaw.scheduler")
+
+_NO_DATABASE = (OperationalError, InterfaceError, PoolTimeoutError)
+_MAX_DATABASE_WAIT_S = 10.0
+#: Added to the grace of the workers before a scheduler that stops gives up on what it cannot record.
+_LAST_REPORTS_S = 5.0
+#: A process that began this much after a scheduler registered is another one with the same number.
+_CLOCK_TOLERANCE_S = 5.0
+
+
+class Executor(Protocol):
+    """What the scheduler asks of whoever runs the work; `orchestrator.executor` is the one there is."""
+
+    def __len__(self) -> int: ...
+    def free(self) -> tuple[str, ...]: ...
+    def attempts(self) -> tuple[uuid.UUID, ...]: ...
+    def launch(self, worker: str, token: uuid.UUID, run: SegmentRun | EvaluationRun) -> None: ...
+    def poll(self, *, timeout_s: float) -> tuple[WorkerReport, ...]: ...
+    def settle(self, item: WorkerReport) -> None: ...
+    def stop(self, token: uuid.UUID) -> None: ...
+
+
+class Scheduler:
+    """The loop. `run` returns after `stop` was called, with every attempt recorded or back in the queue.
+
+    Args:
+        engine: the results database.
+        executor: the workers.
+        store: folder of the checkpoints; the scheduler alone deletes them.
+        settings: intervals and budgets.
+        fits: looks after re-fits of the law; None leaves them alone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Executor,
+        *,
+        store: Path,
+        settings: SchedulerSettings,
+        fits: FitProcess | None = None,
+    ) -> None:
+        self.id = uuid.uuid4()
+        self._engine, self._sessions = engine, session_factory(engine)
+        self._executor, self._store, self._settings, self._fits = executor, store, settings, fits
+        self._policy = RetryPolicy(
+            user_retries=settings.user_retries,
+            infrastructure_retries=settings.infrastructure_retries,
+            backoff_s=settings.backoff_s,
+        )
+        self._connection: Connection | None = None
+        self._leading = False
+        self._stopping = False
+        self._evaluation_next = False
+        self._progress: dict[uuid.UUID, TrainProgress] = {}
+        self._tended_at_s = -1e9
+        self._database_wait_s = 0.0
+
+    @property
+    def leading(self) -> bool:
+        """Whether this scheduler held the lead when it last looked."""
+        return self._leading
+
+    def stop(self) -> None:
+        """Asks `run` to end; safe in a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Schedules until `stop` is called. A database that goes away is waited for."""
+        logger.info("scheduler %s: %d workers", self.id, len(self._executor))
+        while not self._stopping:
+            self.turn()
+        self.close()
+
+    def turn(self) -> None:
+        """Waits a moment for news, records it, and begins what can begin."""
+        reports = self._executor.poll(timeout_s=self._settings.poll_s)
+        try:
+            due = time.monotonic() - self._tended_at_s >= self._settings.tend_s
+            if due:
+                self._lead()
+            for item in reports:
+                self._deal_with(item)
+            if due:
+                self._tend()
+            if self._leading:
+                self._dispatch()
+            self._database_wait_s = 0.0
+        except _NO_DATABASE as error:
+            self._outlast(error)
+            time.sleep(self._database_wait_s)
+
+    def close(self) -> None:
+        """Stops all work at its next checkpoint (by force after the grace), records the rest, and gives up the lead."""
+        for token in self._executor.attempts():
+            self._executor.stop(token)
+        deadline_s = time.monotonic() + self._settings.stop_grace_s + _LAST_REPORTS_S
+        while self._executor.attempts() and time.monotonic() < deadline_s:
+            try:
+                for item in self._executor.poll(timeout_s=self._settings.poll_s):
+                    self._deal_with(item)
+            except _NO_DATABASE as error:
+                self._outlast(error)
+        try:
+            if self._fits is not None:
+                self._fits.close()
+            if self._leading:
+                self._leading = False
+                with self._sessions.begin() as session:
+                    self._heartbeat(session)
+        except _NO_DATABASE as error:  # whoever leads next finds what we leave behind
+            self._outlast(error)
+        self._drop_connection()
+
+    def _outlast(self, error: Exception) -> None:
+        """Without a database nothing can be recorded or begun; the workers carry on and their reports are kept."""
+        self._database_wait_s = min(_MAX_DATABASE_WAIT_S, max(0.25, 2 * self._database_wait_s))
+        logger.warning("the database cannot be used, next try in %.2g s: %s", self._database_wait_s, error)
+        self._drop_connection()
+        self._leading, self._tended_at_s = False, -1e9
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()  # ends the session, and with it the advisory lock
+            self._connection.close()
+            self._connection = None
+
+    def _lead(self) -> None:
+        """Takes or keeps the lead. Without it no work is kept: another scheduler owns it."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        led, self._leading = self._leading, leading.lead(self._connection)
+        if self._leading and not led:
+            logger.info("scheduler %s leads", self.id)
+            self._take_over()
+        if not self._leading:
+            for token in self._executor.attempts():
+                self._executor.stop(token)
+
+    def _take_over(self) -> None:
+        """What the scheduler before left behind goes back to the queue, at once where it is known to be dead."""
+        with self._sessions.begin() as session:
+            self._heartbeat(session)
+            others = leading.schedulers_at_work(session, except_id=self.id)
+            self._lose(session, dead=tuple(other.id for other in others if _is_dead(other)))
+            fits.requeue_running_fits(session)
+            record_observations(session)
+
+    def _tend(self) -> None:
+        """A sign of life; and, when leading: longer leases, what nobody works on, what became possible, re-fits."""
+        with self._sessions.begin() as session:
+            self._heartbeat(session)
+            if self._leading:
+                for token in self._executor.attempts():
+                    progress = self._progress.pop(token, None)
+                    if not attempts.renew(session, token, lease_s=self._settings.lease_s, progress=progress):
+                        self._executor.stop(token)  # withdrawn, or taken over while we were away
+                self._lose(session)
+        if self._leading:
+            with self._sessions.begin() as session:
+                work.promote(session)
+                work.fail_orphans(session)
+            if self._fits is not None:
+                with self._sessions.begin() as session:
+                    fits.queue_fits(session, debounce_s=self._settings.fit_debounce_s)
+                self._fits.poll()
+        self._tended_at_s = time.monotonic()
+
+    def _heartbeat(self, session: Session) -> None:
+        leading.heartbeat(
+            session,
+            scheduler_id=self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            workers=len(self._executor),
+            leading=self._leading,
+        )
+
+    def _lose(self, session: Session, *, dead: tuple[uuid.UUID, ...] = ()) -> None:
+        held = self._executor.attempts()
+        if lost := attempts.lose_attempts(session, scheduler_id=self.id, held=held, dead=dead):
+            logger.warning("%d attempts that nobody works on went back to the queue", lost)
+
+    def _dispatch(self) -> None:
+        """Gives every free worker something to do.
+
+        Segments (the most critical first) and evaluations take turns while both are ready: measurements flow, and
+        training is held up by one evaluation at most.
+        """
+        for worker in self._executor.free():
+            first = self._evaluation_next
+            if not self._begin(worker, evaluation=first) and not self._begin(worker, evaluation=not first):
+                return
+
+    def _begin(self, worker: str, *, evaluation: bool) -> bool:
+        claim_next = work.claim_evaluation if evaluation else work.claim_segment
+        with self._sessions.begin() as session:
+            claim = claim_next(session, scheduler_id=self.id, worker=worker, lease_s=self._settings.lease_s)
+        if claim is None:
+            return False
+        self._evaluation_next = not evaluation
+        run = claim.run
+        if isinstance(run, SegmentRun):
+            run = dataclasses.replace(run, recovery_every_steps=self._settings.recovery_steps)
+        self._executor.launch(worker, claim.token, run)
+        logger.info("%s %s %s of %s", worker, "measures" if evaluation else "trains", claim.key, claim.scale)
+        return True
+
+    def _deal_with(self, item: WorkerReport) -> None:
+        """Records a report and settles it. One that the database refuses fails its attempt, and nothing else."""
+        try:
+            self._record(item)
+        except (IntegrityError, DataError, ValueError) as error:
+            logger.exception("a report of %s cannot be recorded", item.worker)
+            failure = Failure(kind="infrastructure", reason=f"its report could not be recorded: {error}")
+            with self._sessions.begin() as session:
+                attempts.fail_attempt(session, item.report.token, failure, policy=self._policy)
+            self._executor.stop(item.report.token)
+        self._executor.settle(item)
+
+    def _record(self, item: WorkerReport) -> None:
+        report = item.report
+        pruned: tuple[str, ...] = ()
+        if isinstance(report, Progressed):
+            self._progress[report.token] = report.progress
+            return
+        with self._sessions.begin() as session:
+            match report:
+                case Saved(token=token, checkpoint=checkpoint):
+                    current = attempts.record_checkpoint(session, token, checkpoint)
+                    if current:
+                        pruned = attempts.prune_recovery(
+                            session, checkpoint.ref.segment, before_step=checkpoint.ref.step
+                        )
+                    else:
+                        self._executor.stop(token)
+                case Trained(token=token):
+                    current = attempts.finish_segment(session, token)
+                case Measured(token=token, evaluation=evaluation):
+                    current = attempts.record_evaluation(session, token, evaluation)
+                case Stopped(token=token):
+                    current = attempts.stop_attempt(session, token)
+                case Failed() | Lost():
+                    current = attempts.fail_attempt(session, report.token, failure_of(report), policy=self._policy)
+        if isinstance(report, Failed):
+            logger.warning("%s failed: %s: %s\n%s", item.worker, report.error, report.message, report.traceback)
+        elif isinstance(report, Lost):
+            logger.warning("%s", report.reason)
+        if not current:
+            logger.info("a report of %s was superseded and changed nothing", item.worker)
+        for path in pruned:  # row first, then file: a file without a row is harmless, a row without its file is not
+            shutil.rmtree(self._store / path, ignore_errors=True)
+        if isinstance(report, FINAL):
+            self._progress.pop(report.token, None)
+
+
+def main() -> int:
+    """Runs the scheduler until SIGTERM or SIGINT; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    settings, options = Settings(), SchedulerSettings()
+    try:
+        engine = _engine(settings)
+        store = _store(settings)
+        with RayExecutor(
+            workers=options.workers,
+            store=store,
+            state_dir=settings.home,
+            address=options.ray_address,
+            niceness=options.worker_niceness,
+            gpus_per_worker=options.worker_gpus,
+            silence_limit_s=options.silence_limit_s,
+            stop_grace_s=options.stop_grace_s,
+        ) as executor:
+            scheduler = Scheduler(engine, executor, store=store, settings=options, fits=FitProcess(engine))
+            for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets handlers of its own
+                signal.signal(number, lambda *_: scheduler.stop())
+            scheduler.run()
+    except (DatabaseError, OrchestratorError) as error:
+        print(f"The scheduler cannot start: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _engine(settings: Settings) -> Engine:
+    url = settings.database_url.get_secret_value() if settings.database_url else running_url(settings.postgres_dir)
+    if url is None:
+        raise DatabaseUnavailableError(
+            f"LONGLAW_DATABASE_URL is not set and no embedded Postgres runs in {settings.postgres_dir}; `longlaw up` "
+            "starts everything on one machine"
+        )
+    engine = create_engine(url, application_name="longlaw-scheduler")
+    check_at_head(engine)
+    return engine
+
+
+def _store(settings: Settings) -> Path:
+    if "://" in settings.store:
+        raise OrchestratorError(f"LONGLAW_STORE must be a folder that all workers see, not {settings.store!r}")
+    store = Path(settings.store).expanduser().absolute()
+    store.mkdir(parents=True, exist_ok=True)
+    return store
+
+
+def _is_dead(other: leading.SchedulerProcess) -> bool:
+    """Whether that scheduler ran on this machine and its process is gone. Elsewhere only the leases tell."""
+    if other.host != socket.gethostname():
+        return False
+    if other.pid == os.getpid():
+        return True
+    try:
+        began_s = psutil.Process(other.pid).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    return began_s > other.started_at_s + _CLOCK_TOLERANCE_S
+
+
+if __name__ == "__main__":
+    sys.exit(main())
