@@ -1,0 +1,5 @@
+"""`python -m api`."""
+
+from api.main import main
+
+main()

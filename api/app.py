@@ -1,0 +1,69 @@
+"""The HTTP service, built by a factory: an engine goes in, an application comes out. Nothing happens at import."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from sqlalchemy import Engine
+
+from api.errors import MEDIA_TYPE, install
+from api.models import ProblemBody
+from api.routes import docs, fits, grids, health, observations, predictions
+from database.engine import session_factory
+
+ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    docs.router,
+    grids.router,
+    observations.router,
+    fits.router,
+    predictions.router,
+)
+
+_DESCRIPTION = """Scaling-law experiments for long-context continual pre-training.
+
+Counts of tokens and parameters are int64; JavaScript rounds those above 2^53. Times are RFC 3339 in UTC. Numbers that
+do not exist are null, never NaN. Every error is `application/problem+json` (RFC 9457)."""
+
+
+def create_app(engine: Engine, *, dispose: bool = False) -> FastAPI:
+    """The application on a results database.
+
+    Args:
+        engine: where the results are. Requests take connections from its pool for single transactions only.
+        dispose: close the pool when the application shuts down.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        if dispose:
+            engine.dispose()
+
+    app = FastAPI(
+        title="Longlaw",
+        version=version("longlaw"),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # the stock page loads its script from elsewhere; api.routes.docs has one of our own
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+        responses={
+            "default": {"description": "Any error.", "model": ProblemBody, "content": {MEDIA_TYPE: {}}},
+        },
+    )
+    app.state.engine = engine
+    app.state.sessions = session_factory(engine)
+    for router in ROUTERS:
+        app.include_router(router)
+    install(app)
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

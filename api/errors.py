@@ -1,0 +1,250 @@
+"""Errors of the API, and the one table that says how each leaves it.
+
+::
+
+    ApiError
+    ├── ResourceNotFoundError         no such grid, fit or series
+    ├── MalformedBodyError            the body is no JSON or YAML at all
+    ├── InvalidRequestError           values that are not allowed, each with its place
+    │   ├── InvalidCursorError        a cursor that this list did not hand out for these filters
+    │   └── CorpusNotResolvedError    a corpus given by a name instead of its hash
+    ├── UnsupportedMediaTypeError     a body of a type that the endpoint does not read
+    ├── BodyTooLargeError             a body above the endpoint's limit
+    ├── IdempotencyKeyReusedError     a key that came with another payload before
+    ├── IdempotencyKeyBusyError       the first request with this key has not ended
+    ├── SeriesAmbiguousError          several series exist and none was named
+    ├── TooFewObservationsError       a series cannot be fitted yet
+    └── FitNotReadyError              no successful fit to predict with
+
+Every answer that is not a success is `application/problem+json` (RFC 9457). What carries no name here leaves as
+`internal`, without its message: messages of foreign errors may hold secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from database.errors import DatabaseUnavailableError, SchemaError
+from fitting.errors import InvalidPointError, NotEnoughObservationsError
+from orchestrator.errors import GridError, Problem
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:longlaw:problem:"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemKind:
+    """How a kind of error leaves the API. `slug` follows `TYPE_PREFIX` in `type`; `title` never varies."""
+
+    slug: str
+    status: int
+    title: str
+    retry_after_s: int | None = None
+
+
+class ApiError(Exception):
+    """Anything that the API itself refuses; the message is the problem's `detail`."""
+
+    def __init__(self, detail: str, *, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(detail)
+        self.problems = tuple(problems)
+
+
+class ResourceNotFoundError(ApiError):
+    """No such grid, fit or series."""
+
+
+class MalformedBodyError(ApiError):
+    """The body cannot be read at all."""
+
+
+class InvalidRequestError(ApiError):
+    """Values that are not allowed."""
+
+
+class InvalidCursorError(InvalidRequestError):
+    """The cursor was not handed out by this list for these filters."""
+
+
+class CorpusNotResolvedError(InvalidRequestError):
+    """A corpus is given by a name instead of its hash."""
+
+
+class UnsupportedMediaTypeError(ApiError):
+    """The endpoint does not read bodies of this type."""
+
+
+class BodyTooLargeError(ApiError):
+    """The body is above the endpoint's limit."""
+
+
+class IdempotencyKeyReusedError(ApiError):
+    """The key came with another payload before."""
+
+
+class IdempotencyKeyBusyError(ApiError):
+    """The first request with this key has not ended."""
+
+
+class SeriesAmbiguousError(ApiError):
+    """Several series exist and the request names none."""
+
+
+class TooFewObservationsError(ApiError):
+    """The series has fewer distinct observations than the law has parameters."""
+
+
+class FitNotReadyError(ApiError):
+    """There is no successful fit to predict with."""
+
+
+_INVALID = ProblemKind(slug="invalid-request", status=422, title="The request holds values that are not allowed")
+_TOO_FEW = ProblemKind(slug="too-few-observations", status=409, title="There are too few observations for a fit")
+_DATABASE = ProblemKind(slug="database-unavailable", status=503, title="The database does not answer", retry_after_s=5)
+INTERNAL = ProblemKind(slug="internal", status=500, title="Something went wrong on the server")
+
+#: Error -> problem. The nearest class in the error's ancestry decides.
+PROBLEMS: dict[type[Exception], ProblemKind] = {
+    ResourceNotFoundError: ProblemKind(slug="not-found", status=404, title="There is nothing here"),
+    MalformedBodyError: ProblemKind(slug="malformed-body", status=400, title="The body cannot be read"),
+    InvalidRequestError: _INVALID,
+    RequestValidationError: _INVALID,
+    ValidationError: _INVALID,
+    InvalidPointError: _INVALID,
+    InvalidCursorError: ProblemKind(slug="invalid-cursor", status=422, title="The cursor does not fit this list"),
+    CorpusNotResolvedError: ProblemKind(
+        slug="corpus-not-resolved", status=422, title="A corpus must be named by its hash"
+    ),
+    GridError: ProblemKind(slug="invalid-grid", status=422, title="The grid cannot be used"),
+    UnsupportedMediaTypeError: ProblemKind(
+        slug="unsupported-media-type", status=415, title="The endpoint does not read this type of body"
+    ),
+    BodyTooLargeError: ProblemKind(slug="body-too-large", status=413, title="The body is too large"),
+    IdempotencyKeyReusedError: ProblemKind(
+        slug="idempotency-key-reused", status=422, title="The idempotency key belongs to another request"
+    ),
+    IdempotencyKeyBusyError: ProblemKind(
+        slug="idempotency-key-busy", status=409, title="A request with this key is running", retry_after_s=1
+    ),
+    SeriesAmbiguousError: ProblemKind(slug="series-ambiguous", status=409, title="Several series exist: name one"),
+    TooFewObservationsError: _TOO_FEW,
+    NotEnoughObservationsError: _TOO_FEW,
+    FitNotReadyError: ProblemKind(slug="fit-not-ready", status=409, title="There is no fit to predict with yet"),
+    DatabaseUnavailableError: _DATABASE,
+    OperationalError: _DATABASE,
+    InterfaceError: _DATABASE,
+    PoolTimeoutError: ProblemKind(
+        slug="overloaded", status=503, title="Too many requests are waiting for the database", retry_after_s=1
+    ),
+    SchemaError: ProblemKind(slug="schema-mismatch", status=503, title="The database and the code do not fit together"),
+    Exception: INTERNAL,
+}
+
+#: What the framework itself raises: unknown paths and verbs.
+HTTP_PROBLEMS: dict[int, ProblemKind] = {
+    404: PROBLEMS[ResourceNotFoundError],
+    405: ProblemKind(slug="method-not-allowed", status=405, title="The path does not know this method"),
+    400: PROBLEMS[MalformedBodyError],
+    413: PROBLEMS[BodyTooLargeError],
+}
+
+#: Kinds whose own message is not passed on: it is foreign, and may hold addresses, names or statements.
+_SILENT = (DBAPIError, PoolTimeoutError, DatabaseUnavailableError)
+_MAX_PROBLEMS = 50
+
+
+def problem_kind(error: Exception) -> ProblemKind:
+    """The entry of `PROBLEMS` for the nearest class in the error's ancestry."""
+    return next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
+
+
+def problem_response(
+    kind: ProblemKind, detail: str, *, errors: Sequence[dict[str, str]] = (), headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """An RFC 9457 answer; `errors` holds the first 50 single places, each with a `pointer` or a `parameter`."""
+    body: dict[str, Any] = {
+        "type": TYPE_PREFIX + kind.slug,
+        "title": kind.title,
+        "status": kind.status,
+        "detail": detail,
+    }
+    if errors:
+        body["errors"] = list(errors[:_MAX_PROBLEMS])
+    headers = dict(headers or {})
+    if kind.retry_after_s is not None:
+        headers["Retry-After"] = str(kind.retry_after_s)
+    return JSONResponse(body, status_code=kind.status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of `app` leave as a problem."""
+    app.add_exception_handler(HTTPException, _http)
+    for kind in PROBLEMS:
+        app.add_exception_handler(kind, _named)
+
+
+def pointer(path: Sequence[str | int]) -> str:
+    """The RFC 6901 JSON Pointer of a place in a body."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    kind = HTTP_PROBLEMS.get(error.status_code, INTERNAL)
+    details = {
+        404: f"No resource at {request.url.path}.",
+        405: f"{request.method} is not a method of {request.url.path}.",
+    }
+    return problem_response(kind, details.get(error.status_code, str(error.detail)), headers=dict(error.headers or {}))
+
+
+async def _named(request: Request, error: Exception) -> JSONResponse:
+    kind = problem_kind(error)
+    if kind is INTERNAL:  # the server's log has the traceback: the framework raises the error again after this answer
+        return problem_response(kind, "The error was logged. Nothing that this request asked for was half-stored.")
+    if isinstance(error, _SILENT):
+        _log.warning("%s %s: %s", request.method, request.url.path, type(error).__name__)
+        return problem_response(kind, kind.title + "; try again in a moment.")
+    if isinstance(error, RequestValidationError | ValidationError):
+        found = list(error.errors())
+        if any(item["loc"][:1] == ("path",) for item in found):  # an id that cannot be one names nothing
+            return problem_response(PROBLEMS[ResourceNotFoundError], f"No resource at {request.url.path}.")
+        errors = [_place(item, in_request=isinstance(error, RequestValidationError)) for item in found]
+        return problem_response(kind, _summary(errors), errors=errors)
+    if isinstance(error, GridError):
+        errors = [{"pointer": item.pointer, "message": item.message} for item in error.problems]
+        return problem_response(kind, _summary(errors), errors=errors)
+    problems = error.problems if isinstance(error, ApiError) else ()
+    errors = [{"pointer": item.pointer, "message": item.message} for item in problems]
+    return problem_response(kind, str(error), errors=errors)
+
+
+def _place(item: ErrorDetails | dict[str, Any], *, in_request: bool) -> dict[str, str]:
+    """Pydantic's place in our words: a JSON Pointer into the body, or the name of a query parameter or header."""
+    path = list(item["loc"])
+    where = str(path.pop(0)) if in_request and path else "body"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if where == "body":
+        return {"pointer": pointer(path), "message": message}
+    return {"parameter": ".".join(str(part) for part in path), "message": message}
+
+
+def _summary(errors: Sequence[dict[str, str]]) -> str:
+    first = errors[0]
+    place = first.get("pointer") or first.get("parameter")
+    text = f"{place}: {first['message']}" if place else first["message"]
+    return text if len(errors) == 1 else f"{text} (and {len(errors) - 1} more)"

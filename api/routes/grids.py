@@ -1,0 +1,186 @@
+"""Grids: plan them, submit them, see how far they are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+
+from api.dependencies import ResourceId, Sessions, body_up_to, media_type
+from api.errors import (
+    CorpusNotResolvedError,
+    IdempotencyKeyBusyError,
+    IdempotencyKeyReusedError,
+    MalformedBodyError,
+    ResourceNotFoundError,
+    UnsupportedMediaTypeError,
+)
+from api.models import Cell, GridCreated, GridDetail, GridSummary, Page
+from api.paging import DEFAULT_LIMIT, Cursor, Limit, decode_cursor, encode_cursor, time_key
+from database.idempotency import hold_key, store_answer, stored_answer
+from database.reading import grid_exists, grid_standing, list_grids, reading
+from database.reading_cells import list_cells
+from orchestrator.errors import Problem
+from orchestrator.grid import Grid, parse_grid
+from orchestrator.grid_file import MAX_DOCUMENT_BYTES, DocumentFormat, read_document
+from orchestrator.plan import plan
+from orchestrator.plan_document import plan_document
+from orchestrator.submit import known, submit
+from workers.spec import content_hash
+
+_FORMATS: dict[str, DocumentFormat] = {
+    "application/json": "json",
+    "application/yaml": "yaml",
+    "application/x-yaml": "yaml",
+    "text/yaml": "yaml",
+}
+_HASH = re.compile(r"[0-9a-f]{32}")
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "A grid file, as YAML or JSON.",
+        "content": {name: {"schema": {"type": "object"}} for name in ("application/json", "application/yaml")},
+    }
+}
+
+router = APIRouter(prefix="/v1", tags=["grids"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Submission:
+    """A grid file as it came (`document`, numbers still as written) and as it was understood."""
+
+    document: dict[str, Any]
+    grid: Grid
+
+
+def _submission(request: Request, body: Annotated[bytes, Depends(body_up_to(MAX_DOCUMENT_BYTES))]) -> _Submission:
+    kind = media_type(request)
+    if kind not in _FORMATS:
+        raise UnsupportedMediaTypeError(
+            f"Send a grid as application/json or application/yaml, not {kind or 'untyped'}."
+        )
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedBodyError(f"The body is not UTF-8: byte {error.start} cannot be read.") from None
+    document = read_document(text, format=_FORMATS[kind])
+    return _Submission(document=document, grid=parse_grid(document))
+
+
+Submission = Annotated[_Submission, Depends(_submission)]
+
+
+@router.post("/grids:plan", openapi_extra=_BODY)
+def plan_grid(submission: Submission, sessions: Sessions) -> dict[str, Any]:
+    """What a grid would train and cost, beside what exists already; nothing is stored.
+
+    `cells`, `segments` and `evaluations` are counts; `tokens`, `flops`, `gpu_hours` and `checkpoint_bytes` price what
+    is missing; the lists are in `*_detail`.
+    """
+    with reading(sessions) as session:
+        seen = known(session, submission.grid)
+    return plan_document(plan(submission.grid, seen))
+
+
+@router.post("/grids", status_code=201, openapi_extra=_BODY)
+def create_grid(
+    submission: Submission,
+    sessions: Sessions,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1, max_length=255, description="Makes a repeated request harmless: it gets the first answer."
+        ),
+    ] = None,
+) -> GridCreated:
+    """Launches a grid: everything it needs and does not find is queued.
+
+    A replayed answer carries `Idempotent-Replayed: true`.
+    """
+    _check_corpora(submission.grid)
+    request_hash = content_hash(submission.grid.model_dump(mode="json"))
+    with sessions.begin() as session:
+        if idempotency_key is not None:
+            if not hold_key(session, idempotency_key):
+                raise IdempotencyKeyBusyError(
+                    "The first request with this key is still running; ask again in a moment."
+                )
+            answer = stored_answer(session, idempotency_key)
+            if answer is not None and answer.request_hash != request_hash:
+                raise IdempotencyKeyReusedError(
+                    "This key came with another grid before. Use a new key for each new grid."
+                )
+            if answer is not None:
+                response.headers["Idempotent-Replayed"] = "true"
+                response.headers["Location"] = f"/v1/grids/{answer.response['id']}"
+                return GridCreated.model_validate(answer.response)
+        submitted = submit(session, submission.grid, document=submission.document)
+        summary = {name: value for name, value in plan_document(submitted.plan).items() if not name.endswith("_detail")}
+        created = GridCreated(id=str(submitted.grid_id), name=submission.grid.name, plan=summary)
+        if idempotency_key is not None:
+            store_answer(session, idempotency_key, request_hash=request_hash, response=created.model_dump(mode="json"))
+    response.headers["Location"] = f"/v1/grids/{created.id}"
+    return created
+
+
+@router.get("/grids")
+def get_grids(sessions: Sessions, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Page[GridSummary]:
+    """Grids, newest first."""
+    scope = ("grids",)
+    after = time_key(decode_cursor(cursor, (str, str), scope))
+    with reading(sessions) as session:
+        rows = list_grids(session, after=after, limit=limit + 1)
+    last = rows[limit - 1] if len(rows) > limit else None
+    following = encode_cursor((last.created_at.isoformat(), str(last.id)), scope) if last else None
+    return Page(items=tuple(GridSummary.of(row) for row in rows[:limit]), next_cursor=following)
+
+
+@router.get("/grids/{grid_id}")
+def get_grid(grid_id: ResourceId, sessions: Sessions) -> GridDetail:
+    """One grid: its state, progress by scale, what runs, and what waits for what."""
+    with reading(sessions) as session:
+        standing = grid_standing(session, grid_id)
+    if standing is None:
+        raise ResourceNotFoundError(f"There is no grid {grid_id}.")
+    return GridDetail.of(standing.grid, standing.progress, standing)
+
+
+@router.get("/grids/{grid_id}/cells")
+def get_cells(
+    grid_id: ResourceId, sessions: Sessions, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> Page[Cell]:
+    """The cells of a grid: state, measured values, and what those wait for that have none."""
+    scope = ("cells", grid_id)
+    after = decode_cursor(cursor, (int,), scope)
+    with reading(sessions) as session:
+        if not grid_exists(session, grid_id):
+            raise ResourceNotFoundError(f"There is no grid {grid_id}.")
+        rows = list_cells(session, grid_id, after=None if after is None else int(after[0]), limit=limit + 1)
+    following = encode_cursor((rows[limit - 1].id,), scope) if len(rows) > limit else None
+    return Page(items=tuple(Cell.of(row) for row in rows[:limit]), next_cursor=following)
+
+
+def _check_corpora(grid: Grid) -> None:
+    """The service stores what is unambiguous: a corpus's hash, not the name that it has on one machine.
+
+    Raises:
+        CorpusNotResolvedError: a corpus is given otherwise.
+    """
+    given = {"/recipe/corpus": grid.recipe.corpus, "/evaluation/documents/corpus": grid.evaluation.documents.corpus}
+    if grid.evaluation.reference.kind == "copy":
+        given["/evaluation/reference/digest"] = grid.evaluation.reference.digest
+    problems = [
+        Problem(pointer=place, message=f"{corpus!r} is not a corpus hash (32 hexadecimal digits)")
+        for place, corpus in given.items()
+        if corpus is not None and not _HASH.fullmatch(corpus)
+    ]
+    if problems:
+        raise CorpusNotResolvedError(
+            "The service knows corpora by their hashes. `longlaw grid submit` looks names up in its store; build a "
+            "corpus there with `longlaw data build`, which prints its hash.",
+            problems=problems,
+        )

@@ -1,0 +1,166 @@
+"""Predictions: what a fit says at any (N, D_s, D_l), one point or a million."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import StreamingResponse
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.orm import Session
+
+from api.dependencies import Sessions, body_up_to, media_type
+from api.errors import (
+    FitNotReadyError,
+    MalformedBodyError,
+    ResourceNotFoundError,
+    SeriesAmbiguousError,
+    TooFewObservationsError,
+    UnsupportedMediaTypeError,
+)
+from api.models import Axes, PredictedPoint, PredictionRequest, Predictions
+from api.routes.fits import IMMUTABLE
+from database.fits import StoredFit, latest_fit, load_fit
+from database.reading import SeriesRecord, list_series, reading
+from database.reading_fits import FitRecord, fit_record
+from fitting.laws import LONG_CONTEXT
+from fitting.predict import predict_all
+from fitting.values import Interval, Point, Prediction
+from orchestrator.errors import Problem
+
+MAX_BODY_BYTES = 96 * 1024 * 1024  # three lists of a million numbers with all their digits
+_BLOCK = 5_000  # points predicted and sent at a time: what bounds the memory of one request
+
+router = APIRouter(prefix="/v1", tags=["predictions"])
+_points = TypeAdapter(list[PredictedPoint])
+
+
+def _wanted(request: Request, body: Annotated[bytes, Depends(body_up_to(MAX_BODY_BYTES))]) -> PredictionRequest:
+    kind = media_type(request)
+    if kind != "application/json":
+        raise UnsupportedMediaTypeError(f"Send the request as application/json, not {kind or 'untyped'}.")
+    try:
+        return PredictionRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise MalformedBodyError(f"The body is not JSON: {first['ctx']['error']}.") from None
+        raise
+
+
+@router.post(
+    "/predictions",
+    response_class=StreamingResponse,
+    responses={200: {"model": Predictions, "description": "One prediction for each point, in the order asked."}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": PredictionRequest.model_json_schema()}},
+        }
+    },
+)
+def predict_points(wanted: Annotated[PredictionRequest, Depends(_wanted)], sessions: Sessions) -> StreamingResponse:
+    """What a fit says about log LongPPL, with intervals, and how far each point lies outside what was fitted."""
+    with reading(sessions) as session:
+        stored = _find_fit(session, wanted)
+        record = fit_record(session, stored.fit_id)
+    assert record is not None
+    headers = {} if wanted.fit == "latest" else {"Cache-Control": IMMUTABLE}
+    return StreamingResponse(_answer(stored, record, wanted), media_type="application/json", headers=headers)
+
+
+def _answer(stored: StoredFit, record: FitRecord, wanted: PredictionRequest) -> Iterator[bytes]:
+    head = Predictions(
+        fit_id=str(stored.fit_id),
+        series_id=stored.series_id,
+        law=stored.law.law,
+        status=record.status,
+        level=wanted.level,
+        warnings=record.warnings,
+        predictions=(),
+    ).model_dump_json()
+    yield head.removesuffix("]}").encode()
+    n_params, short_tokens, long_tokens = wanted.at.columns()
+    for start in range(0, len(n_params), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        points = [
+            Point(n_params=n, short_tokens=short, long_tokens=long)
+            for n, short, long in zip(n_params[block], short_tokens[block], long_tokens[block], strict=True)
+        ]
+        predictions = predict_all(stored.law, points, level=wanted.level)
+        text = _points.dump_json([_point(prediction) for prediction in predictions])
+        yield (b"," if start else b"") + text[1:-1]
+    yield b"]}"
+
+
+def _point(prediction: Prediction) -> PredictedPoint:
+    at, beyond = prediction.at, prediction.extrapolation
+    low, high = _ends(prediction.interval)
+    prediction_low, prediction_high = _ends(prediction.prediction_interval)
+    return PredictedPoint(
+        n_params=at.n_params,
+        short_tokens=at.short_tokens,
+        long_tokens=at.long_tokens,
+        log_longppl=prediction.value,
+        longppl=math.exp(prediction.value) if prediction.value < 700 else None,
+        low=low,
+        high=high,
+        prediction_low=prediction_low,
+        prediction_high=prediction_high,
+        extrapolation=Axes(n_params=beyond.n_params, short_tokens=beyond.short_tokens, long_tokens=beyond.long_tokens),
+        determined=prediction.determined,
+        warnings=prediction.warnings,
+    )
+
+
+def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (None, None) if interval is None else (interval.low, interval.high)
+
+
+def _find_fit(session: Session, wanted: PredictionRequest) -> StoredFit:
+    """The fit that the request means."""
+    if wanted.fit == "latest":
+        return _latest(session, _find_series(session, wanted.series), wanted.holdout)
+    try:
+        fit_id = uuid.UUID(wanted.fit)
+    except ValueError:
+        raise ResourceNotFoundError(f"{wanted.fit!r} is neither `latest` nor the id of a fit.") from None
+    stored = load_fit(session, fit_id)
+    if stored is not None:
+        return stored
+    record = fit_record(session, fit_id)
+    if record is None:
+        raise ResourceNotFoundError(f"There is no fit {fit_id}.")
+    raise FitNotReadyError(f"Fit {fit_id} is {record.state}" + (f": {record.reason}" if record.reason else "."))
+
+
+def _find_series(session: Session, series_id: str | None) -> SeriesRecord:
+    """The series asked for, or the only one."""
+    found = list_series(session, series_id=series_id)
+    if len(found) == 1:
+        return found[0]
+    if series_id is not None:
+        raise ResourceNotFoundError(f"There is no series {series_id}.")
+    if not found:
+        raise TooFewObservationsError(f"need at least {LONG_CONTEXT.n_parameters} distinct observations, have 0")
+    raise SeriesAmbiguousError(
+        f"There are {len(found)} series; name one of them as `series`.",
+        problems=[Problem(pointer="/series", message=f"{item.id}: {item.label}") for item in found],
+    )
+
+
+def _latest(session: Session, series: SeriesRecord, holdout: str | None) -> StoredFit:
+    """The newest successful fit of a series."""
+    stored = latest_fit(session, series.id, holdout=holdout)
+    if stored is not None:
+        return stored
+    needed = LONG_CONTEXT.n_parameters
+    if series.distinct_points < needed:
+        raise TooFewObservationsError(
+            f"need at least {needed} distinct observations, have {series.distinct_points} (series {series.id})"
+        )
+    what = "no successful fit" if holdout is None else f"no successful fit that held {holdout} out"
+    raise FitNotReadyError(f"Series {series.id} has {what} yet; `GET /v1/fits?series={series.id}` lists its fits.")

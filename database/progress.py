@@ -1,0 +1,366 @@
+"""How far grids are, and why what does not run does not: states derived from the work that a grid claims.
+
+An identity's state is that of its newest generation. A grid is done with a segment when no checkpoint up to its own
+target is missing, whatever other grids still want of it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Subquery, and_, case, exists, func, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from database.leading import leader_alive
+from database.models import (
+    WORK_STATES,
+    Attempt,
+    Cell,
+    CellEvaluation,
+    Checkpoint,
+    Evaluation,
+    GridEvaluation,
+    GridSegment,
+    Segment,
+    SegmentSave,
+)
+from database.why import why
+
+OPEN_STATES = ("PENDING", "READY", "RUNNING")
+CELL_STATES = ("PENDING", "RUNNING", "MEASURED", "FAILED", "CANCELLED")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleProgress:
+    """Work of one scale. `tokens_done` counts durable tokens and those of running attempts, never above the total."""
+
+    scale: str
+    tokens_done: int
+    tokens_total: int
+    tokens_per_s: float
+    segments: dict[str, int]
+    evaluations: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningAttempt:
+    """An attempt that runs now; `what` is the segment's kind or the rule's name."""
+
+    kind: str
+    what: str
+    scale: str
+    number: int
+    worker: str
+    started_at: dt.datetime
+    step: int | None
+    target_step: int | None
+    loss: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """`count` pieces of work of one scale that wait for the same thing."""
+
+    scale: str
+    kind: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """`count` pieces of work of one scale that failed for the same reason."""
+
+    scale: str
+    kind: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridProgress:
+    """Where a grid stands."""
+
+    cells: dict[str, int]
+    scales: tuple[ScaleProgress, ...]
+    attempts: tuple[RunningAttempt, ...]
+    waiting: tuple[Waiting, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def tokens_done(self) -> int:
+        return sum(scale.tokens_done for scale in self.scales)
+
+    @property
+    def tokens_total(self) -> int:
+        return sum(scale.tokens_total for scale in self.scales)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(scale.tokens_per_s for scale in self.scales)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the last token at the present rates; None where a scale with work left has no rate."""
+        left = [(scale.tokens_total - scale.tokens_done, scale.tokens_per_s) for scale in self.scales]
+        left = [(tokens, rate) for tokens, rate in left if tokens > 0]
+        if not left or any(rate <= 0 for _, rate in left):
+            return None
+        return max(tokens / rate for tokens, rate in left)
+
+
+def grid_states(session: Session, grid_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
+    """The state of each grid: open while anything it claims is open, then what its cells came to."""
+    claims = (
+        select(
+            GridEvaluation.grid_id,
+            func.bool_or(Evaluation.state.in_(OPEN_STATES)),
+            func.bool_or(Evaluation.state.not_in(("PENDING", "READY"))),
+        )
+        .join(Evaluation, Evaluation.key == GridEvaluation.evaluation_key)
+        .where(GridEvaluation.grid_id.in_(grid_ids), newest(Evaluation))
+        .group_by(GridEvaluation.grid_id)
+    )
+    training = (
+        select(GridSegment.grid_id)
+        .join(Segment, Segment.key == GridSegment.segment_key)
+        .where(GridSegment.grid_id.in_(grid_ids), Segment.state == "RUNNING")
+        .distinct()
+    )
+    outcomes = (
+        select(Cell.grid_id, func.bool_or(Evaluation.state == "FAILED"), func.bool_or(Evaluation.state == "CANCELLED"))
+        .join(CellEvaluation, CellEvaluation.cell_id == Cell.id)
+        .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
+        .where(Cell.grid_id.in_(grid_ids), newest(Evaluation))
+        .group_by(Cell.grid_id)
+    )
+    runs = set(session.scalars(training))
+    states = dict.fromkeys(grid_ids, "SUCCEEDED")
+    for grid_id, failed, cancelled in session.execute(outcomes):
+        states[grid_id] = "FAILED" if failed else "CANCELLED" if cancelled else "SUCCEEDED"
+    for grid_id, is_open, begun in session.execute(claims):
+        if is_open:
+            states[grid_id] = "RUNNING" if begun or grid_id in runs else "PENDING"
+    return states
+
+
+def grid_progress(session: Session, grid_id: uuid.UUID) -> GridProgress:
+    """Cells, tokens, running attempts, what waits and what failed, of one grid."""
+    segments, evaluations = _segments_of(grid_id), _evaluations_of(grid_id)
+    waiting, failures = _not_running(session, segments, evaluations)
+    return GridProgress(
+        cells=_cell_counts(session, grid_id),
+        scales=_scales(session, segments, evaluations),
+        attempts=_attempts(session, segments, evaluations),
+        waiting=waiting,
+        failures=failures,
+    )
+
+
+def newest(work: type[Segment] | type[Evaluation]) -> ColumnElement[bool]:
+    """The row is the newest generation of its key."""
+    other = aliased(work)
+    return work.generation == (
+        select(func.max(other.generation)).where(other.key == work.key).correlate(work).scalar_subquery()
+    )
+
+
+def database_now(session: Session) -> dt.datetime:
+    """The database's clock."""
+    return session.scalars(select(func.now())).one()
+
+
+def done_step() -> Any:
+    """The last checkpoint of a segment; for use in statements over `Segment`."""
+    return (
+        select(func.max(Checkpoint.step)).where(Checkpoint.segment_key == Segment.key).correlate(Segment)
+    ).scalar_subquery()
+
+
+def _segments_of(grid_id: uuid.UUID) -> Subquery:
+    there = exists().where(Checkpoint.segment_key == SegmentSave.segment_key, Checkpoint.step == SegmentSave.step)
+    lacking = exists().where(
+        SegmentSave.segment_key == Segment.key, SegmentSave.step <= GridSegment.target_step, ~there
+    )
+    durable = done_step()
+    step = func.least(func.greatest(durable, Attempt.progress_step, 0), GridSegment.target_step)
+    return (
+        select(
+            Segment.id,
+            Segment.kind,
+            Segment.scale,
+            Segment.parent_key.label("awaits"),
+            Segment.reason,
+            Segment.not_before,
+            Segment.tokens_per_step,
+            GridSegment.target_step,
+            case((lacking, Segment.state), else_="SUCCEEDED").label("state"),
+            step.label("step"),
+            Attempt.tokens_per_s,
+        )
+        .join(GridSegment, GridSegment.segment_key == Segment.key)
+        .outerjoin(Attempt, and_(Attempt.segment_id == Segment.id, Attempt.state == "RUNNING"))
+        .where(GridSegment.grid_id == grid_id, newest(Segment))
+        .subquery("work")
+    )
+
+
+def _evaluations_of(grid_id: uuid.UUID) -> Subquery:
+    return (
+        select(
+            Evaluation.id,
+            Evaluation.scale,
+            Evaluation.rule["name"].astext.label("kind"),
+            Evaluation.state,
+            Evaluation.reason,
+            Evaluation.not_before,
+            Evaluation.segment_key.label("awaits"),
+        )
+        .join(GridEvaluation, GridEvaluation.evaluation_key == Evaluation.key)
+        .where(GridEvaluation.grid_id == grid_id, newest(Evaluation))
+        .subquery("work")
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Scale:
+    tokens_done: int = 0
+    tokens_total: int = 0
+    tokens_per_s: float = 0.0
+    segments: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK_STATES, 0))
+    evaluations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK_STATES, 0))
+
+
+def _scales(session: Session, segments: Subquery, evaluations: Subquery) -> tuple[ScaleProgress, ...]:
+    scales: dict[str, _Scale] = {}
+    tokens = (
+        select(
+            segments.c.scale,
+            segments.c.state,
+            func.count(),
+            func.sum(segments.c.step * segments.c.tokens_per_step),
+            func.sum(segments.c.target_step * segments.c.tokens_per_step),
+            func.coalesce(func.sum(segments.c.tokens_per_s), 0.0),
+        )
+        .group_by(segments.c.scale, segments.c.state)
+        .order_by(func.min(segments.c.id))
+    )
+    for name, state, count, done, total, rate in session.execute(tokens):
+        scale = scales.setdefault(name, _Scale())
+        scale.segments[state] += count
+        scale.tokens_done += int(done)
+        scale.tokens_total += int(total)
+        scale.tokens_per_s += rate
+    counts = select(evaluations.c.scale, evaluations.c.state, func.count())
+    for name, state, count in session.execute(counts.group_by(evaluations.c.scale, evaluations.c.state)):
+        scales.setdefault(name, _Scale()).evaluations[state] += count
+    return tuple(
+        ScaleProgress(
+            scale=name,
+            tokens_done=scale.tokens_done,
+            tokens_total=scale.tokens_total,
+            tokens_per_s=scale.tokens_per_s,
+            segments=scale.segments,
+            evaluations=scale.evaluations,
+        )
+        for name, scale in scales.items()
+    )
+
+
+def _attempts(session: Session, segments: Subquery, evaluations: Subquery) -> tuple[RunningAttempt, ...]:
+    found: list[RunningAttempt] = []
+    for kind, work, link in (
+        ("SEGMENT", segments, Attempt.segment_id),
+        ("EVALUATION", evaluations, Attempt.evaluation_id),
+    ):
+        statement = (
+            select(Attempt, work.c.kind, work.c.scale)
+            .join(work, work.c.id == link)
+            .where(Attempt.state == "RUNNING")
+            .order_by(Attempt.id)
+        )
+        found += [
+            RunningAttempt(
+                kind=kind,
+                what=what,
+                scale=scale,
+                number=attempt.number,
+                worker=attempt.worker,
+                started_at=attempt.started_at,
+                step=attempt.progress_step if attempt.progress_step is not None else attempt.start_step,
+                target_step=attempt.target_step,
+                loss=attempt.loss,
+                tokens_per_s=attempt.tokens_per_s,
+            )
+            for attempt, what, scale in session.execute(statement)
+        ]
+    return tuple(found)
+
+
+def _not_running(
+    session: Session, segments: Subquery, evaluations: Subquery
+) -> tuple[tuple[Waiting, ...], tuple[Failure, ...]]:
+    waiting: Counter[tuple[str, str, str]] = Counter()
+    failures: Counter[tuple[str, str, str]] = Counter()
+    now, alive = database_now(session), leader_alive(session)
+    for kind, statement in (("SEGMENT", _stuck(segments)), ("EVALUATION", _stuck(evaluations))):
+        for scale, state, reason, not_before, awaited, count in session.execute(statement):
+            said = why(
+                state=state, reason=reason, not_before=not_before, now=now, leader_alive=alive, waiting_for=awaited
+            )
+            kept = failures if state in ("FAILED", "CANCELLED") else waiting
+            kept[scale, kind, said or state.lower()] += count
+    return (
+        tuple(Waiting(scale=s, kind=k, why=said, count=count) for (s, k, said), count in waiting.items()),
+        tuple(Failure(scale=s, kind=k, reason=said, count=count) for (s, k, said), count in failures.items()),
+    )
+
+
+def _stuck(work: Subquery) -> Select[Any]:
+    """Work that neither runs nor has succeeded, grouped by what it waits for."""
+    awaited = select(func.concat(func.min(Segment.kind), " of ", func.min(Segment.scale)))
+    awaited_text = case((work.c.awaits.is_not(None), awaited.where(Segment.key == work.c.awaits).scalar_subquery()))
+    columns = (work.c.scale, work.c.state, work.c.reason, work.c.not_before, awaited_text.label("awaited"))
+    grouped = select(*columns).where(work.c.state.in_(("PENDING", "READY", "FAILED", "CANCELLED"))).subquery()
+    return select(*grouped.c, func.count()).group_by(*grouped.c).order_by(grouped.c.scale, grouped.c.state)
+
+
+def cell_state() -> Any:
+    """The state of a cell from its evaluations; for statements that group `Evaluation` by cell."""
+    trains = exists().where(Segment.key == Evaluation.segment_key, Segment.state == "RUNNING")
+    return case(
+        (func.bool_and(Evaluation.state == "SUCCEEDED"), "MEASURED"),
+        (
+            func.bool_or(or_(Evaluation.state == "RUNNING", and_(Evaluation.state.in_(("PENDING", "READY")), trains))),
+            "RUNNING",
+        ),
+        (func.bool_or(Evaluation.state.in_(OPEN_STATES)), "PENDING"),
+        (func.bool_or(Evaluation.state == "FAILED"), "FAILED"),
+        else_="CANCELLED",
+    )
+
+
+def cell_states(grid_id: uuid.UUID, cell_ids: Sequence[int] | None = None) -> Select[int, str]:
+    """A statement for the state of each cell of a grid."""
+    statement = (
+        select(Cell.id, cell_state().label("state"))
+        .join(CellEvaluation, CellEvaluation.cell_id == Cell.id)
+        .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
+        .where(Cell.grid_id == grid_id, newest(Evaluation))
+        .group_by(Cell.id)
+    )
+    return statement if cell_ids is None else statement.where(Cell.id.in_(cell_ids))
+
+
+def _cell_counts(session: Session, grid_id: uuid.UUID) -> dict[str, int]:
+    states = cell_states(grid_id).subquery()
+    counts = dict.fromkeys(CELL_STATES, 0)
+    for state, count in session.execute(select(states.c.state, func.count()).group_by(states.c.state)):
+        counts[state] = count
+    return counts

