@@ -6,14 +6,17 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import func
 from sqlalchemy.orm import Session
 
+from database.fits import load_job, series_observations, store_fit
 from database.models import (
     Cell,
     CellEvaluation,
     Evaluation,
     Evaluator,
+    Fit,
+    FitObservation,
     Grid,
     GridEvaluation,
     Observation,
@@ -22,6 +25,7 @@ from database.models import (
     Series,
 )
 from fitting.predict import log_longppl
+from orchestrator.refit import fit_job
 
 #: A, alpha, B_s, beta_s, B_l, beta_l, C of the observations made here.
 TRUTH = (67.0, 0.25, 238.0, 0.30, 45.0, 0.20, -0.40)
@@ -169,12 +173,30 @@ def _closed(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def add_fit(session: Session, series_id: str, *, holdout: str | None = None, bootstrap: int = 40) -> uuid.UUID:
+    """A real fit of all observations that the series has now."""
+    rows = series_observations(session, series_id)
+    fit = Fit(
+        series_id=series_id,
+        law="long_context",
+        holdout=holdout,
+        bootstrap=bootstrap,
+        state="RUNNING",
+        last_observation_id=rows[-1].id,
+        created_at=func.clock_timestamp(),
+    )
+    session.add(fit)
+    session.flush()
+    session.add_all([FitObservation(fit_id=fit.id, observation_id=row.id) for row in rows])
+    session.flush()
+    job = load_job(session, fit.id)
+    assert job is not None
+    assert store_fit(session, fit.id, fit_job(job))
+    return fit.id
+
+
 def add_scheduler(session: Session) -> uuid.UUID:
     scheduler = Scheduler(id=uuid.uuid4(), host="host", pid=1, workers=1, leading=True)
     session.add(scheduler)
     session.flush()
     return scheduler.id
-
-
-def database_now(session: Session) -> Any:
-    return session.scalar(select(func.now()))
