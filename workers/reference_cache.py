@@ -110,7 +110,7 @@ def _cut(values: npt.NDArray[Any], lengths: Sequence[int]) -> list[npt.NDArray[A
 
 def _read(file: Path) -> Arrays | None:
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
             return dict(stored)
     except (FileNotFoundError, zipfile.BadZipFile, ValueError, EOFError):
         return None  # absent or damaged: it can be computed again
