@@ -1,5 +1,8 @@
 """Where a process finds its database and its files: environment variables, read once in `main`."""
 
+import hashlib
+import os
+import stat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +14,10 @@ from database.engine import parse_url
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
+
+
+def _is_closed(folder: Path) -> bool:
+    return folder.exists() and not folder.stat().st_mode & stat.S_IXOTH
 
 
 def _default_store(data: dict[str, Any]) -> str:
@@ -46,5 +53,12 @@ class Settings(BaseSettings):
 
     @property
     def postgres_dir(self) -> Path:
-        """The folder of the embedded server."""
+        """The folder of the embedded server: below `home`, or below /var/lib where the server could not reach it.
+
+        Postgres does not run as root, so root's own closed home is no place for it; the folder's name then tells homes
+        apart.
+        """
+        if os.geteuid() == 0 and any(_is_closed(folder) for folder in self.home.parents):
+            digest = hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
+            return Path("/var/lib/longlaw") / digest / "postgres"
         return self.home / "postgres"

@@ -1,5 +1,6 @@
 """The environment of a process."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,28 @@ def test_everything_lives_below_the_working_directory_by_default(tmp_path: Path)
     settings = Settings()
     assert settings.home == tmp_path / ".longlaw"
     assert settings.store == str(tmp_path / ".longlaw" / "store")
-    assert settings.postgres_dir == tmp_path / ".longlaw" / "postgres"
     assert settings.database_url is None
+
+
+def test_server_lives_below_home_where_it_can_reach_it(
+    reachable_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGLAW_HOME", str(reachable_tmp_path))
+    assert Settings().postgres_dir == reachable_tmp_path / "postgres"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as another user")
+def test_homes_that_the_server_cannot_reach_have_folders_of_their_own(
+    reachable_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = reachable_tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    folders = []
+    for name in ("a", "b"):
+        monkeypatch.setenv("LONGLAW_HOME", str(closed / name))
+        folders.append(Settings().postgres_dir)
+    assert len(set(folders)) == 2
+    assert not any(folder.is_relative_to(closed) for folder in folders)
 
 
 def test_store_follows_home_unless_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

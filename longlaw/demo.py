@@ -1,0 +1,122 @@
+"""`longlaw demo`: a small grid from start to prediction on this machine, and what came of it in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from database.errors import DatabaseError
+from database.settings import Settings
+from longlaw.client import Client
+from longlaw.demo_report import print_report
+from longlaw.errors import LonglawError
+from longlaw.grid_commands import follow
+from longlaw.grid_document import GridFileError, read_grid_file, resolve_corpora
+from longlaw.stack import Stack, StackError
+from longlaw.up import interrupt_on_sigterm, print_urls, serve
+
+_CORPUS = "quickstart"
+_CORPUS_BYTES = 3_000_000
+_FIT_WAIT_S = 120.0
+
+
+def demo_command(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The grid to run.")] = Path("grids/quickstart.yaml"),
+    exit_when_done: Annotated[bool, typer.Option("--exit", help="Stop at the end instead of serving on.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of the API and dashboard on loopback.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Training processes; one per core by default.")] = None,
+) -> None:
+    """Train the quick-start grid here, measure LongPPL, fit the law, predict what was held out, then serve.
+
+    Everything is kept in LONGLAW_HOME: a second run finds all of it and trains nothing.
+    """
+    console = Console()
+    interrupt_on_sigterm()
+    try:
+        read_grid_file(file)  # before anything starts
+        settings = Settings()
+        with _building_corpus(settings) as corpus, Stack(settings=settings, api_port=port, workers=workers) as stack:
+            console.print(f"Starting Postgres, Ray and the API in {settings.home} ...")
+            stack.wait_until_ready()
+            _finish(corpus)
+            measured = _run_grid(console, stack, file)
+            print_urls(console, stack)
+            if not exit_when_done:
+                console.print("\nServing until Ctrl-C.")
+                serve(stack)
+        if not measured:
+            raise typer.Exit(1)
+    except KeyboardInterrupt:
+        console.print("Stopped. Everything finished so far is kept; run it again to go on.")
+    except (StackError, DatabaseError, LonglawError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from None
+
+
+def _run_grid(console: Console, stack: Stack, file: Path) -> bool:
+    """Submits the grid, follows it and reports; returns whether every cell was measured."""
+    document = resolve_corpora(read_grid_file(file), stack.settings.store)
+    with Client(stack.url) as client:
+        created = client.submit(document)
+        tokens = created.plan["tokens"]
+        console.print(
+            f"Grid {created.name}: {created.plan['cells']} cells. Planned: {tokens['train']:,} tokens to train where "
+            f"independent runs would take {tokens['independent']:,}.",
+            highlight=False,
+        )
+        if tokens["train"] == 0:
+            console.print("Everything it asks for is there already; nothing is trained.")
+        state = follow(client, created.id, console, watch=stack.watch)
+        _wait_for_fits(console, client, stack, created.id)
+        print_report(console, client, created.id)
+    return state == "SUCCEEDED"
+
+
+def _wait_for_fits(console: Console, client: Client, stack: Stack, grid_id: str) -> None:
+    """Returns when every series of the grid has the fits it should have of all its observations."""
+    grid = client.grid(grid_id)
+    expected = {(series, holdout) for series in grid.series for holdout in {None, grid.holdout}}
+    rows = {series: sum(1 for _ in client.observations(series=series)) for series in grid.series}
+    deadline_s = time.monotonic() + _FIT_WAIT_S
+    with console.status("Fitting the law ...") if console.is_terminal else contextlib.nullcontext():
+        while expected and time.monotonic() < deadline_s:
+            stack.watch()
+            for series in grid.series:
+                for fit in client.fits(series=series):
+                    seen = (fit.n_observations or 0) + ((fit.holdout.n_observations or 0) if fit.holdout else 0)
+                    if fit.state == "FAILED" or (fit.state == "SUCCEEDED" and seen >= rows[series]):
+                        expected.discard((series, fit.holdout.selection if fit.holdout else None))
+            time.sleep(0.3)
+
+
+@contextlib.contextmanager
+def _building_corpus(settings: Settings) -> Iterator[subprocess.Popen[str]]:
+    """Tokenizes the demo's corpus beside everything else that starts; it is there at once the second time."""
+    settings.home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "longlaw.cli", "data", "build", "--source", "torch", "--name", _CORPUS]
+    command += ["--max-bytes", str(_CORPUS_BYTES), "--store", settings.store, "--json"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _finish(corpus: subprocess.Popen[str]) -> None:
+    _, errors = corpus.communicate()
+    if corpus.returncode:
+        raise GridFileError(f"The corpus could not be built:\n{errors.strip()}")
