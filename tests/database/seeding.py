@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -173,8 +174,10 @@ def _closed(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def add_fit(session: Session, series_id: str, *, holdout: str | None = None, bootstrap: int = 40) -> uuid.UUID:
-    """A real fit of all observations that the series has now."""
+def add_fit(
+    session: Session, series_id: str, *, holdout: str | None = None, bootstrap: int = 40, **replaced: Any
+) -> uuid.UUID:
+    """A real fit of all observations that the series has now, stored with some of its numbers `replaced`."""
     rows = series_observations(session, series_id)
     fit = Fit(
         series_id=series_id,
@@ -191,7 +194,8 @@ def add_fit(session: Session, series_id: str, *, holdout: str | None = None, boo
     session.flush()
     job = load_job(session, fit.id)
     assert job is not None
-    assert store_fit(session, fit.id, fit_job(job))
+    result = fit_job(job)
+    assert store_fit(session, fit.id, replace(result, fit=replace(result.fit, **replaced)))
     return fit.id
 
 
