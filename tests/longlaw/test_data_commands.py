@@ -1,0 +1,91 @@
+"""`longlaw data`, called as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from longlaw.data_commands import data_app
+from workers.corpus import find_corpus, open_corpus
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    for number in range(12):
+        draw = random.Random(number)
+        file = tmp_path / "my-texts" / f"part{number % 4}" / f"{number}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(draw.choice("abcdef \n") for _ in range(500)))
+    return tmp_path / "my-texts"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LONGLAW_STORE", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def test_build_puts_a_folder_into_the_store_of_the_environment(texts: Path, store: Path) -> None:
+    result = RUNNER.invoke(data_app, ["build", "--source", str(texts), "--vocab-size", "300", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    corpus = open_corpus(store, find_corpus(store, "my-texts"), verify_digests=True)
+    assert told["name"] == "my-texts"
+    assert told["hash"] == corpus.hash
+    assert told["tokens"]["short"] == len(corpus.tokens("short"))
+    assert told["tokens"]["long"] == len(corpus.tokens("long"))
+    assert sum(told["documents"].values()) == 12
+
+
+def test_build_takes_the_store_and_directories_as_documents(texts: Path, store: Path, tmp_path: Path) -> None:
+    arguments = ["--source", str(texts), "--name", "dirs", "--documents", "directory", "--vocab-size", "300"]
+    result = RUNNER.invoke(data_app, ["build", *arguments, "--store", str(tmp_path / "elsewhere"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert sum(json.loads(result.stdout)["documents"].values()) == 4
+    assert find_corpus(tmp_path / "elsewhere", "dirs")
+    assert not store.exists()
+
+
+def test_list_and_show_tell_what_was_built(texts: Path, store: Path) -> None:
+    assert "No corpora" in RUNNER.invoke(data_app, ["list"]).stdout
+    assert json.loads(RUNNER.invoke(data_app, ["list", "--json"]).stdout) == []
+    RUNNER.invoke(data_app, ["build", "--source", str(texts), "--name", "one", "--vocab-size", "300"])
+    (listed,) = json.loads(RUNNER.invoke(data_app, ["list", "--json"]).stdout)
+    assert (listed["name"], listed["vocab_size"]) == ("one", 300)
+    shown = json.loads(RUNNER.invoke(data_app, ["show", "one", "--json"]).stdout)
+    assert shown["hash"] == listed["hash"]
+    assert {document["id"] for document in shown["document_list"]} == {f"part{n % 4}/{n}.txt" for n in range(12)}
+    table = RUNNER.invoke(data_app, ["show", "one"])
+    assert table.exit_code == 0
+    assert "part0/0.txt" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "--source", "nowhere"], "nowhere is not a folder"),
+        (["show", "nothing"], 'no corpus "nothing"'),
+        (["list", "--store", "s3://bucket/store"], "is no folder"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(store: Path, arguments: list[str], message: str) -> None:
+    result = RUNNER.invoke(data_app, arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
+def test_show_finds_damage(texts: Path, store: Path) -> None:
+    RUNNER.invoke(data_app, ["build", "--source", str(texts), "--name", "one", "--vocab-size", "300"])
+    file = store / "corpora" / find_corpus(store, "one") / "long.bin"
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    result = RUNNER.invoke(data_app, ["show", "one"])
+    assert result.exit_code == 1
+    assert "long.bin has the wrong digest" in result.stderr
