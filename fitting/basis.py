@@ -27,11 +27,14 @@ class Basis:
     logs: FloatArray
 
     @classmethod
-    def of(cls, sizes: FloatArray) -> "Basis":
-        """The coordinates centred on these rows of N, D_s, D_l (n x 3, positive)."""
+    def of(cls, sizes: FloatArray, varied: NDArray[np.bool_]) -> "Basis":
+        """The coordinates centred on these rows of N, D_s, D_l (n x 3, positive).
+
+        An axis that is not ``varied`` (3) counts as one value: its term is part of the constant.
+        """
         logs = np.log(sizes)
         centre = logs.mean(axis=0)
-        return cls(centre=centre, logs=logs - centre)
+        return cls(centre=centre, logs=np.where(varied, logs - centre, 0.0))
 
     def rows(self, chosen: NDArray[np.bool_]) -> "Basis":
         """The same coordinates over the chosen rows."""

@@ -15,6 +15,8 @@ from fitting.values import FloatArray, Interval
 MIN_OK_SHARE = 0.75
 # A quantile of fewer draws than this is one of their extremes.
 MIN_DRAWS = 20
+# Fewer clusters than this have too few different resamples (35 for four) to show a distribution.
+MIN_CLUSTERS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +37,7 @@ class Resampling:
 
     @property
     def withheld(self) -> bool:
-        """Whether too few refits were good for an interval."""
+        """Whether the draws are too few, or from too few clusters, for an interval."""
         return len(self.draws) == 0
 
 
@@ -76,7 +78,7 @@ def resample(
     refits = engine.refit(problem, weights[able], found.theta)
     thetas = refits.thetas[refits.converged]
     n_ok = len(thetas)
-    if n_ok < max(MIN_OK_SHARE * n_draws, MIN_DRAWS):
+    if n_ok < max(MIN_OK_SHARE * n_draws, MIN_DRAWS) or len(np.unique(cluster)) < MIN_CLUSTERS:
         thetas = thetas[:0]
     free = np.repeat(problem.varied, 2)
     crowded = (thetas[:, :-1] - problem.lower[:-1] < 1e-4) | (problem.upper[:-1] - thetas[:, :-1] < 1e-4)

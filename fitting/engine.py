@@ -137,7 +137,7 @@ def _starts(problem: Problem) -> list[FloatArray]:
     thetas = np.empty((len(lattice), N_PARAMETERS))
     objectives = np.empty(len(lattice))
     for k, exponents in enumerate(lattice):
-        columns = problem.basis.columns(exponents) * problem.varied
+        columns = problem.basis.columns(exponents)
         means = columns.mean(axis=0)
         amplitudes, _ = nnls(columns - means, y - y.mean())
         thetas[k, EXPONENTS] = exponents
@@ -226,6 +226,7 @@ def _optimum(problem: Problem, theta: FloatArray, precision: _Precision) -> Opti
     at_lower = theta - problem.lower <= precision.bound_slack
     at_upper = problem.upper - theta <= precision.bound_slack
     blocked = (at_lower & (gradient > 0)) | (at_upper & (gradient < 0)) | ~_free(problem)
+    blocked[EXPONENTS] |= at_lower[AMPLITUDES]  # the exponent of an absent term has no effect
     gradient = np.where(blocked, 0.0, gradient)
     rounding = _ROUNDING_SHARE * problem.weights.max() * np.abs(problem.log_longppl).max() * np.sqrt(len(pull))
     allowed = np.linalg.norm(jacobian, axis=0) * (precision.gradient_share * np.linalg.norm(pull) + rounding)
@@ -250,7 +251,7 @@ def _settle(problem: Problem, found: Optimum) -> Optimum:
             pinned[k] = _crowded_bound(problem, found.theta, k)
             fewer[k] = False
             if k in AMPLITUDES:
-                fewer[k + 1] = False  # the exponent of an absent term has no effect
+                fewer[k + 1] = False
         if (fewer == free).all():
             continue
         settled = _descend(problem, pinned, precision=_FULL, free=fewer)

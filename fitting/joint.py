@@ -68,14 +68,15 @@ def fit(
         raise InvalidObservationsError("no held-out row has a usable loss", holdout.excluded)
 
     rows = _in_order(observations)
+    varied = identifiability.varied_axes(rows.sizes)
     problem = Problem(
-        basis=Basis.of(rows.sizes),
+        basis=Basis.of(rows.sizes, varied),
         log_longppl=rows.log_longppl,
         weights=np.ones(len(rows.log_longppl)),
         huber_delta=huber_delta,
         lower=np.array(law.lower),
         upper=np.array(law.upper),
-        varied=identifiability.varied_axes(rows.sizes),
+        varied=varied,
     )
     found = engine.search(problem)
     known = identifiability.identify(problem.basis, found.theta, rows.sizes)
@@ -191,8 +192,8 @@ def _resampling_warnings(n_clusters: int, resampling: Resampling) -> list[str]:
     warnings: list[str] = []
     if resampling.withheld:
         warnings.append(
-            f"intervals withheld: {resampling.n_ok} of {resampling.n_draws} refits were good; at least "
-            f"{bootstrap.MIN_OK_SHARE:.0%} and {bootstrap.MIN_DRAWS} are needed"
+            f"intervals withheld: {resampling.n_ok} of {resampling.n_draws} refits of {n_clusters} clusters were good; "
+            f"it takes {bootstrap.MIN_OK_SHARE:.0%}, {bootstrap.MIN_DRAWS} refits and {bootstrap.MIN_CLUSTERS} clusters"
         )
     elif resampling.n_ok < resampling.n_draws:
         warnings.append(f"{resampling.n_ok} of {resampling.n_draws} refits were good; intervals rest on those")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fitting.errors import InvalidPointError
 from fitting.identifiability import VARIED_RATIO
@@ -16,10 +17,7 @@ _BLOCK = 1_000_000
 
 
 def log_longppl(
-    parameters: Sequence[float] | FloatArray,
-    n_params: float | FloatArray,
-    short_tokens: float | FloatArray,
-    long_tokens: float | FloatArray,
+    parameters: ArrayLike, n_params: ArrayLike, short_tokens: ArrayLike, long_tokens: ArrayLike
 ) -> FloatArray:
     """The law: A*N^-alpha + B_s*D_s^-beta_s + B_l*D_l^-beta_l + C, added from left to right in float64.
 

@@ -165,8 +165,11 @@ def _print(result: Fit, excluded: tuple[RejectedRow, ...]) -> None:
         console.print(f"  {sentence}", markup=False, highlight=False)
     for warning in result.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+    by_reason: dict[str, list[str]] = {}
     for row in excluded:
-        console.print(f"left out row {row.row}: {row.reason}", markup=False, highlight=False)
+        by_reason.setdefault(row.reason, []).append(str(row.row))
+    for reason, rows in by_reason.items():
+        console.print(f"left out {len(rows)} rows ({', '.join(rows)}): {reason}", markup=False, highlight=False)
 
 
 def _number(value: float | None) -> str:
