@@ -23,7 +23,7 @@ from longlaw.grid_document import GridFileError, read_grid_file, resolve_corpora
 from longlaw.stack import Stack, StackError
 from longlaw.up import interrupt_on_sigterm, print_urls, serve
 
-_CORPUS = "quickstart"
+_CORPUS = "torch-sources"
 _CORPUS_BYTES = 3_000_000
 _FIT_WAIT_S = 120.0
 
@@ -74,7 +74,7 @@ def _run_grid(console: Console, stack: Stack, file: Path) -> bool:
         )
         if tokens["train"] == 0:
             console.print("Everything it asks for is there already; nothing is trained.")
-        state = follow(client, created.id, console, watch=stack.watch)
+        state = follow(client, created.id, console, meanwhile=stack.watch)
         _wait_for_fits(console, client, stack, created.id)
         print_report(console, client, created.id)
     return state == "SUCCEEDED"

@@ -61,7 +61,7 @@ def _by_tokens(cells: Sequence[Cell], series_id: str, value: Value) -> Table:
 
 def _print_fit(console: Console, fit: FitDetail) -> None:
     console.print(f"\n[bold]The law[/bold], fitted to all {fit.n_observations} observations: {fit.status}")
-    console.print("log LongPPL = A N^-alpha + B_s D_s^-beta_s + B_l D_l^-beta_l + C", highlight=False)
+    console.print("log LongPPL = A N^-alpha + B_s D_s^-beta_s + B_l D_l^-beta_l + C", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for title in ("parameter", "value", f"{fit.level or 0:.0%} interval", ""):
         table.add_column(title, justify="left" if title in ("parameter", "") else "right")
@@ -72,7 +72,7 @@ def _print_fit(console: Console, fit: FitDetail) -> None:
         table.add_row(parameter.name, f"{parameter.value:.6g}", interval, ", ".join(notes))
     console.print(table)
     for line in fit.explanation:
-        console.print(f"- {line}", highlight=False)
+        console.print(f"- {line}", highlight=False, soft_wrap=True)
 
 
 def _print_held_out(console: Console, fit: FitDetail) -> None:
@@ -107,7 +107,7 @@ def _print_held_out(console: Console, fit: FitDetail) -> None:
         "MAPE of log LongPPL": _percent(fit.holdout.mape_log),
         "bias": f"{_number(fit.holdout.bias, signed=True)} nats",
     }
-    console.print("Held out: " + ", ".join(f"{name} {value}" for name, value in measures.items()), highlight=False)
+    console.print("Held out: " + ", ".join(f"{name} {value}" for name, value in measures.items()), highlight=False, soft_wrap=True)
     console.print()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -90,17 +92,21 @@ def list_grids(
     Console().print(table)
 
 
-def follow(client: Client, grid_id: str, console: Console, *, every_s: float = 1.0) -> str:
+def follow(
+    client: Client, grid_id: str, console: Console, *, every_s: float = 1.0, meanwhile: Callable[[], None] | None = None
+) -> str:
     """Shows a grid until it ends, live on a terminal and as a few lines elsewhere; returns its final state.
 
-    A service that restarts meanwhile is waited for.
+    A service that restarts meanwhile is waited for. `meanwhile` is called between looks: whoever runs the service in
+    the same process looks after it there.
     """
+    pause = functools.partial(_pause, every_s, meanwhile)
     if not console.is_terminal:
-        return _follow_in_lines(client, grid_id, console, every_s=every_s)
+        return _follow_in_lines(client, grid_id, console, pause=pause)
     grid = client.grid(grid_id)
     with Live(progress_view(grid), console=console, auto_refresh=False) as live:
         while grid.state not in ENDED:
-            time.sleep(every_s)
+            pause()
             try:
                 grid = client.grid(grid_id)
             except ServiceUnreachableError as error:
@@ -110,17 +116,27 @@ def follow(client: Client, grid_id: str, console: Console, *, every_s: float = 1
     return grid.state
 
 
-def _follow_in_lines(client: Client, grid_id: str, console: Console, *, every_s: float) -> str:
+def _follow_in_lines(client: Client, grid_id: str, console: Console, *, pause: Callable[[], None]) -> str:
     """Prints a line when the state changes or a tenth of the tokens is done."""
     told: tuple[str, int] | None = None
-    for grid in client.watch(grid_id, every_s=every_s):
+    while True:
+        grid = client.grid(grid_id)
         now = (grid.state, 10 * grid.tokens_done // max(grid.tokens_total, 1))
         if now != told:
             console.print(progress_line(grid), highlight=False, soft_wrap=True)
             told = now
+        if grid.state in ENDED:
+            break
+        pause()
     if grid.state != "SUCCEEDED":
         console.print(progress_view(grid))
     return grid.state
+
+
+def _pause(every_s: float, meanwhile: Callable[[], None] | None) -> None:
+    if meanwhile is not None:
+        meanwhile()
+    time.sleep(every_s)
 
 
 def _newest(client: Client) -> str:

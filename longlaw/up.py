@@ -35,10 +35,10 @@ def up_command(
 
 
 def print_urls(console: Console, stack: Stack) -> None:
-    console.print(f"Dashboard  {stack.url}/")
-    console.print(f"REST       {stack.url}/v1/grids   (description: {stack.url}/openapi.json)")
-    console.print("SQL        longlaw db psql   (views in the schema research)")
-    console.print(f"Logs       {stack.logs}")
+    console.print(f"Dashboard  {stack.url}/", soft_wrap=True)
+    console.print(f"REST       {stack.url}/v1/grids   (description: {stack.url}/openapi.json)", soft_wrap=True)
+    console.print("SQL        longlaw db psql   (views in the schema research)", soft_wrap=True)
+    console.print(f"Logs       {stack.logs}", soft_wrap=True)
 
 
 def serve(stack: Stack) -> None:
