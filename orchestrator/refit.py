@@ -1,8 +1,4 @@
-"""Fits run here, each in a process of its own: `python -m orchestrator.refit FIT_ID`, niced, on one core.
-
-The process finds the database in `LONGLAW_DATABASE_URL`; a command line would show the password to every user of the
-machine. It needs numpy and scipy, neither torch nor Ray.
-"""
+"""Re-fits: one process at a time works through the queue of fits, while the scheduler goes on scheduling."""
 
 from __future__ import annotations
 
@@ -11,113 +7,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from sqlalchemy import Engine, NullPool
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Engine
 
-from database.engine import create_engine, session_factory
-from database.fits import (
-    FitJob,
-    FitResult,
-    FitUse,
-    SeriesObservation,
-    claim_fit,
-    fail_fit,
-    held_out,
-    load_job,
-    requeue_fit,
-    store_fit,
-)
-from database.settings import Settings
-from fitting.errors import FittingError
-from fitting.explain import explain
-from fitting.joint import fit
-from fitting.observations import Observations, observations_from_arrays
-from fitting.predict import predict_all
-from fitting.values import Fit, Point
+from database.engine import session_factory
+from database.fits import claim_fit, fail_fit, requeue_fit
 
-_NICENESS = 10
+_MODULE = "orchestrator.fit_job"  # not imported: the scheduler needs no scipy
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _TRIES = 3
-
-
-def fit_job(job: FitJob) -> FitResult:
-    """Fits a job's law to its frozen observations. The same job gives the same numbers, bit for bit.
-
-    Raises:
-        FittingError: the observations cannot be fitted.
-    """
-    apart = held_out(job.observations, job.holdout)
-    rows = [row for row, out in zip(job.observations, apart, strict=True) if not out]
-    kept_from_fit = [row for row, out in zip(job.observations, apart, strict=True) if out]
-    fitted = fit(
-        job.law,
-        _as_observations(rows),
-        bootstrap_draws=job.bootstrap,
-        seed=job.seed,
-        holdout=_as_observations(kept_from_fit) if job.holdout is not None else None,
-    )
-    return FitResult(fit=fitted, explanation=tuple(explain(fitted)), uses=_uses(job.observations, apart, fitted))
-
-
-def _as_observations(rows: Sequence[SeriesObservation]) -> Observations:
-    return observations_from_arrays(
-        [row.n_params for row in rows],
-        [row.short_tokens for row in rows],
-        [row.long_tokens for row in rows],
-        [row.y for row in rows],
-        cluster=[row.cluster for row in rows],
-        row_ids=[row.id for row in rows],
-    )
-
-
-def _uses(rows: Sequence[SeriesObservation], apart: Sequence[bool], fitted: Fit) -> tuple[FitUse, ...]:
-    excluded = {item.row: item.reason for item in fitted.excluded}
-    points = [Point(n_params=r.n_params, short_tokens=r.short_tokens, long_tokens=r.long_tokens) for r in rows]
-    uses = []
-    for row, out, said in zip(rows, apart, predict_all(fitted, points, level=fitted.level), strict=True):
-        role = "excluded" if row.id in excluded else "held_out" if out else "fitted"
-        uses.append(
-            FitUse(
-                observation_id=row.id,
-                role=role,
-                reason=excluded.get(row.id),
-                predicted=said.value,
-                low=said.interval.low if said.interval is not None else None,
-                high=said.interval.high if said.interval is not None else None,
-            )
-        )
-    return tuple(uses)
-
-
-def run_fit(database_url: str, fit_id: uuid.UUID) -> bool:
-    """Does a RUNNING fit and stores what it comes to; no connection is held meanwhile.
-
-    A fit that cannot be done ends as FAILED with the reason.
-
-    Returns:
-        Whether this call ended the fit; False where there is none of that id or it was not RUNNING (any more).
-    """
-    engine = create_engine(database_url, application_name="longlaw-fit", poolclass=NullPool)
-    sessions = session_factory(engine)
-    with sessions() as session:
-        job = load_job(session, fit_id)
-    if job is None:
-        return False
-    try:
-        result = fit_job(job)
-        with sessions.begin() as session:
-            return store_fit(session, fit_id, result)
-    except FittingError as error:
-        with sessions.begin() as session:
-            return fail_fit(session, fit_id, str(error))
-    except OperationalError:  # the server's trouble, not the fit's: it is tried again
-        raise
-    except Exception as error:
-        with sessions.begin() as session:
-            fail_fit(session, fit_id, f"{type(error).__name__}: {error}")
-        raise
 
 
 class FitProcess:
@@ -176,7 +75,7 @@ class FitProcess:
         environment = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"LONGLAW_DATABASE_URL": self._url}
         self._fit_id = job.fit_id
         self._deadline = self._clock() + self._timeout_s
-        command = [sys.executable, "-m", "orchestrator.refit", str(job.fit_id)]
+        command = [sys.executable, "-m", _MODULE, str(job.fit_id)]
         try:
             self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         except OSError as error:
@@ -212,23 +111,3 @@ class FitProcess:
             else:
                 requeue_fit(session, fit_id)
         self._deaths[fit_id] = deaths
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Does one fit. Returns 0 when it has ended, as SUCCEEDED or as FAILED, and 1 where the database is gone."""
-    (fit_id,) = sys.argv[1:] if arguments is None else arguments
-    os.nice(_NICENESS)
-    url = Settings().database_url
-    if url is None:
-        print("LONGLAW_DATABASE_URL is not set", file=sys.stderr)
-        return 2
-    try:
-        run_fit(url.get_secret_value(), uuid.UUID(fit_id))
-    except OperationalError as error:
-        print(f"the database is gone: {error.orig}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,7 @@ from database.models import (
     Series,
 )
 from fitting.predict import log_longppl
-from orchestrator.refit import fit_job
+from orchestrator.fit_job import fit_job
 
 #: A, alpha, B_s, beta_s, B_l, beta_l, C of the observations made here.
 TRUTH = (67.0, 0.25, 238.0, 0.30, 45.0, 0.20, -0.40)

@@ -26,7 +26,7 @@ from database.fits import (
     store_fit,
 )
 from database.models import Evaluation, Event, Fit, FitObservation
-from orchestrator.refit import fit_job
+from orchestrator.fit_job import fit_job
 from tests.database.seeding import (
     add_cell,
     add_fit,
