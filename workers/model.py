@@ -117,7 +117,7 @@ def build_model(shape: ModelShape, *, rope_base: float, max_positions: int, seed
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.normal_(0.0, shape.init_std, generator=generator)
-    _check(model, shape, rope_base)
+    check_model(model, shape, rope_base=rope_base)
     return model
 
 
@@ -152,7 +152,12 @@ def built_rope_base(model: LlamaForCausalLM) -> float:
     return math.pow(inv_freq[-1], -d / (d - 2))
 
 
-def _check(model: LlamaForCausalLM, shape: ModelShape, rope_base: float) -> None:
+def check_model(model: LlamaForCausalLM, shape: ModelShape, *, rope_base: float) -> None:
+    """Compares what was built, not what was configured, with what was asked for.
+
+    Raises:
+        ModelMismatchError: if N or the RoPE base differs.
+    """
     outside = {id(model.model.embed_tokens.weight), id(model.lm_head.weight)}
     n_params = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in outside)
     if n_params != shape.n_params:

@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 
 import torch
+from transformers import LlamaForCausalLM
 
 from workers.corpus import build_corpus
 from workers.corpus_sources import FolderSource
+from workers.model import build_model
 from workers.spec import (
     AdamW,
     CheckpointRef,
@@ -81,6 +83,15 @@ def segment_of(
     shape: ModelShape = SHAPE,
 ) -> Segment:
     return Segment(kind=kind, parent=parent, shape=shape, stage=stage, seed=seed, horizon_steps=horizon_steps)
+
+
+def trained(shape: ModelShape = SHAPE, *, seed: int = 0) -> tuple[LlamaForCausalLM, torch.optim.Optimizer]:
+    """A model after one update that moved every weight, and its optimizer."""
+    model = build_model(shape, rope_base=1e4, max_positions=32, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(input_ids=torch.arange(30).unsqueeze(0)).logits.square().mean().backward()
+    optimizer.step()
+    return model, optimizer
 
 
 def somewhere(ref: CheckpointRef) -> StoredCheckpoint:
