@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy import Engine
 
-from api.errors import MEDIA_TYPE, install
+from api.errors import install
 from api.models import ProblemBody
-from api.routes import docs, fits, grids, health, observations, predictions
+from api.openapi import describe
+from api.routes import dashboard, docs, fits, grids, health, observations, predictions
 from database.engine import session_factory
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
+    dashboard.router,
     docs.router,
     grids.router,
     observations.router,
@@ -28,6 +31,11 @@ _DESCRIPTION = """Scaling-law experiments for long-context continual pre-trainin
 
 Counts of tokens and parameters are int64; JavaScript rounds those above 2^53. Times are RFC 3339 in UTC. Numbers that
 do not exist are null, never NaN. Every error is `application/problem+json` (RFC 9457)."""
+
+
+class _Service(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return describe(self)
 
 
 def create_app(engine: Engine, *, dispose: bool = False) -> FastAPI:
@@ -44,7 +52,7 @@ def create_app(engine: Engine, *, dispose: bool = False) -> FastAPI:
         if dispose:
             engine.dispose()
 
-    app = FastAPI(
+    app = _Service(
         title="Longlaw",
         version=version("longlaw"),
         description=_DESCRIPTION,
@@ -53,9 +61,7 @@ def create_app(engine: Engine, *, dispose: bool = False) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
-        responses={
-            "default": {"description": "Any error.", "model": ProblemBody, "content": {MEDIA_TYPE: {}}},
-        },
+        responses={"default": {"description": "Any error.", "model": ProblemBody}},
     )
     app.state.engine = engine
     app.state.sessions = session_factory(engine)

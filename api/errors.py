@@ -30,12 +30,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.models import ALTERNATIVES
 from database.errors import DatabaseUnavailableError, SchemaError
 from fitting.errors import InvalidPointError, NotEnoughObservationsError
 from orchestrator.errors import GridError, Problem
@@ -123,7 +123,6 @@ PROBLEMS: dict[type[Exception], ProblemKind] = {
     MalformedBodyError: ProblemKind(slug="malformed-body", status=400, title="The body cannot be read"),
     InvalidRequestError: _INVALID,
     RequestValidationError: _INVALID,
-    ValidationError: _INVALID,
     InvalidPointError: _INVALID,
     InvalidCursorError: ProblemKind(slug="invalid-cursor", status=422, title="The cursor does not fit this list"),
     CorpusNotResolvedError: ProblemKind(
@@ -192,9 +191,41 @@ def problem_response(
 
 def install(app: FastAPI) -> None:
     """Makes every error of `app` leave as a problem."""
+    app.add_middleware(_LastResort)
     app.add_exception_handler(HTTPException, _http)
     for kind in PROBLEMS:
-        app.add_exception_handler(kind, _named)
+        if kind is not Exception:
+            app.add_exception_handler(kind, _named)
+
+
+class _LastResort:
+    """Answers what has no name with `internal`, and logs it.
+
+    A handler for `Exception` would not do: the framework raises the error again after it, and the server then cuts the
+    connection under the client's next request.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception:
+            if begun or scope["type"] != "http":
+                raise
+            _log.exception("%s %s", scope["method"], scope["path"])
+            answer = problem_response(
+                INTERNAL, "The error was logged. Nothing that this request asked for was half-stored."
+            )
+            await answer(scope, receive, send)
 
 
 def pointer(path: Sequence[str | int]) -> str:
@@ -214,16 +245,14 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _named(request: Request, error: Exception) -> JSONResponse:
     kind = problem_kind(error)
-    if kind is INTERNAL:  # the server's log has the traceback: the framework raises the error again after this answer
-        return problem_response(kind, "The error was logged. Nothing that this request asked for was half-stored.")
     if isinstance(error, _SILENT):
         _log.warning("%s %s: %s", request.method, request.url.path, type(error).__name__)
         return problem_response(kind, kind.title + "; try again in a moment.")
-    if isinstance(error, RequestValidationError | ValidationError):
+    if isinstance(error, RequestValidationError):
         found = list(error.errors())
         if any(item["loc"][:1] == ("path",) for item in found):  # an id that cannot be one names nothing
             return problem_response(PROBLEMS[ResourceNotFoundError], f"No resource at {request.url.path}.")
-        errors = [_place(item, in_request=isinstance(error, RequestValidationError)) for item in found]
+        errors = [_place(item) for item in found]
         return problem_response(kind, _summary(errors), errors=errors)
     if isinstance(error, GridError):
         errors = [{"pointer": item.pointer, "message": item.message} for item in error.problems]
@@ -233,13 +262,12 @@ async def _named(request: Request, error: Exception) -> JSONResponse:
     return problem_response(kind, str(error), errors=errors)
 
 
-def _place(item: ErrorDetails | dict[str, Any], *, in_request: bool) -> dict[str, str]:
+def _place(item: dict[str, Any]) -> dict[str, str]:
     """Pydantic's place in our words: a JSON Pointer into the body, or the name of a query parameter or header."""
-    path = list(item["loc"])
-    where = str(path.pop(0)) if in_request and path else "body"
+    where, *path = item["loc"]
     message = str(item["msg"]).removeprefix("Value error, ")
     if where == "body":
-        return {"pointer": pointer(path), "message": message}
+        return {"pointer": pointer([part for part in path if part not in ALTERNATIVES]), "message": message}
     return {"parameter": ".".join(str(part) for part in path), "message": message}
 
 

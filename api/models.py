@@ -10,7 +10,7 @@ import datetime as dt
 import math
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, FiniteFloat, Tag, model_validator
 
 MAX_POINTS = 1_000_000
 
@@ -290,14 +290,20 @@ class FitDetail(FitSummary):
 
 Size = Annotated[FiniteFloat, Field(gt=0)]
 Sizes = Annotated[list[Size], Field(min_length=1, max_length=MAX_POINTS)]
+#: Names of alternatives, which pydantic puts into places though no body has such a key.
+ALTERNATIVES = ("<number>", "<list>")
+Axis = Annotated[
+    Annotated[Size, Tag(ALTERNATIVES[0])] | Annotated[Sizes, Tag(ALTERNATIVES[1])],
+    Discriminator(lambda value: ALTERNATIVES[isinstance(value, list)]),
+]
 
 
 class At(Request):
     """Where to predict. Lists have one length; a single number holds for all their points."""
 
-    n_params: Size | Sizes
-    short_tokens: Size | Sizes
-    long_tokens: Size | Sizes
+    n_params: Axis
+    short_tokens: Axis
+    long_tokens: Axis
 
     @model_validator(mode="after")
     def _same_length(self) -> At:

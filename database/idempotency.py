@@ -6,7 +6,6 @@ Outcomes that created nothing are not kept: repeating such a request is harmless
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -16,10 +15,10 @@ from database.models import IdempotencyKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
-    """What the first request with this key was answered, and the hash of what it asked."""
+    """What the first request with this key was answered, to the letter, and the hash of what it asked."""
 
     request_hash: str
-    response: dict[str, Any]
+    body: str
 
 
 def hold_key(session: Session, key: str) -> bool:
@@ -30,9 +29,9 @@ def hold_key(session: Session, key: str) -> bool:
 def stored_answer(session: Session, key: str) -> StoredAnswer | None:
     """The answer kept for `key`; None if there is none yet."""
     row = session.get(IdempotencyKey, key)
-    return None if row is None else StoredAnswer(request_hash=row.request_hash, response=row.response)
+    return None if row is None else StoredAnswer(request_hash=row.request_hash, body=row.response["body"])
 
 
-def store_answer(session: Session, key: str, *, request_hash: str, response: dict[str, Any]) -> None:
+def store_answer(session: Session, key: str, *, request_hash: str, body: str) -> None:
     """Keeps an answer, if the transaction commits."""
-    session.add(IdempotencyKey(key=key, request_hash=request_hash, response=response))
+    session.add(IdempotencyKey(key=key, request_hash=request_hash, response={"body": body}))

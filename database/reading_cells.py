@@ -58,7 +58,7 @@ def list_cells(session: Session, grid_id: uuid.UUID, *, after: int | None, limit
         statement = statement.where(Cell.id > after)
     cells = session.scalars(statement).all()
     ids = [cell.id for cell in cells]
-    states = dict(session.execute(cell_states(grid_id, ids)).tuples().all())
+    states: dict[int, str] = dict(session.execute(cell_states(grid_id, ids)).all())
     evaluations: dict[int, list[tuple[str, str, Evaluation]]] = {cell_id: [] for cell_id in ids}
     measurements = (
         select(CellEvaluation.cell_id, CellEvaluation.series_id, Series.rule, Evaluation)
@@ -155,7 +155,7 @@ def _steps(session: Session, segments: dict[str, Segment]) -> dict[str, int]:
         .where(Segment.key.in_(segments), Attempt.state == "RUNNING")
     )
     steps: dict[str, int] = {}
-    for key, step in [*session.execute(durable).tuples(), *session.execute(live).tuples()]:
+    for key, step in [*session.execute(durable), *session.execute(live)]:
         steps[key] = max(step, steps.get(key, 0))
     return steps
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request, Response
+from sqlalchemy.orm import Session
 
 from api.dependencies import ResourceId, Sessions, body_up_to, media_type
 from api.errors import (
@@ -85,18 +86,25 @@ def plan_grid(submission: Submission, sessions: Sessions) -> dict[str, Any]:
     return plan_document(plan(submission.grid, seen))
 
 
-@router.post("/grids", status_code=201, openapi_extra=_BODY)
+@router.post(
+    "/grids",
+    status_code=201,
+    response_class=Response,
+    responses={
+        201: {"model": GridCreated, "content": {"application/json": {}}, "description": "The grid is launched."}
+    },
+    openapi_extra=_BODY,
+)
 def create_grid(
     submission: Submission,
     sessions: Sessions,
-    response: Response,
     idempotency_key: Annotated[
         str | None,
         Header(
             min_length=1, max_length=255, description="Makes a repeated request harmless: it gets the first answer."
         ),
     ] = None,
-) -> GridCreated:
+) -> Response:
     """Launches a grid: everything it needs and does not find is queued.
 
     A replayed answer carries `Idempotent-Replayed: true`.
@@ -105,26 +113,17 @@ def create_grid(
     request_hash = content_hash(submission.grid.model_dump(mode="json"))
     with sessions.begin() as session:
         if idempotency_key is not None:
-            if not hold_key(session, idempotency_key):
-                raise IdempotencyKeyBusyError(
-                    "The first request with this key is still running; ask again in a moment."
-                )
-            answer = stored_answer(session, idempotency_key)
-            if answer is not None and answer.request_hash != request_hash:
-                raise IdempotencyKeyReusedError(
-                    "This key came with another grid before. Use a new key for each new grid."
-                )
+            answer = _earlier_answer(session, idempotency_key, request_hash)
             if answer is not None:
-                response.headers["Idempotent-Replayed"] = "true"
-                response.headers["Location"] = f"/v1/grids/{answer.response['id']}"
-                return GridCreated.model_validate(answer.response)
+                return _created(GridCreated.model_validate_json(answer), replayed=True)
         submitted = submit(session, submission.grid, document=submission.document)
-        summary = {name: value for name, value in plan_document(submitted.plan).items() if not name.endswith("_detail")}
-        created = GridCreated(id=str(submitted.grid_id), name=submission.grid.name, plan=summary)
+        plan_summary = {
+            name: value for name, value in plan_document(submitted.plan).items() if not name.endswith("_detail")
+        }
+        created = GridCreated(id=str(submitted.grid_id), name=submission.grid.name, plan=plan_summary)
         if idempotency_key is not None:
-            store_answer(session, idempotency_key, request_hash=request_hash, response=created.model_dump(mode="json"))
-    response.headers["Location"] = f"/v1/grids/{created.id}"
-    return created
+            store_answer(session, idempotency_key, request_hash=request_hash, body=created.model_dump_json())
+    return _created(created, replayed=False)
 
 
 @router.get("/grids")
@@ -162,6 +161,28 @@ def get_cells(
         rows = list_cells(session, grid_id, after=None if after is None else int(after[0]), limit=limit + 1)
     following = encode_cursor((rows[limit - 1].id,), scope) if len(rows) > limit else None
     return Page(items=tuple(Cell.of(row) for row in rows[:limit]), next_cursor=following)
+
+
+def _earlier_answer(session: Session, key: str, request_hash: str) -> str | None:
+    """The body that this request was answered with before; while we look and answer, nobody else does.
+
+    Raises:
+        IdempotencyKeyBusyError: somebody does.
+        IdempotencyKeyReusedError: the key came with another grid.
+    """
+    if not hold_key(session, key):
+        raise IdempotencyKeyBusyError("The first request with this key is still running; ask again in a moment.")
+    answer = stored_answer(session, key)
+    if answer is None:
+        return None
+    if answer.request_hash != request_hash:
+        raise IdempotencyKeyReusedError("This key came with another grid before. Use a new key for each new grid.")
+    return answer.body
+
+
+def _created(created: GridCreated, *, replayed: bool) -> Response:
+    headers = {"Location": f"/v1/grids/{created.id}"} | ({"Idempotent-Replayed": "true"} if replayed else {})
+    return Response(created.model_dump_json(), status_code=201, media_type="application/json", headers=headers)
 
 
 def _check_corpora(grid: Grid) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.orm import Session
@@ -22,6 +23,7 @@ from api.errors import (
     UnsupportedMediaTypeError,
 )
 from api.models import Axes, PredictedPoint, PredictionRequest, Predictions
+from api.openapi import body_schema
 from api.routes.fits import IMMUTABLE
 from database.fits import StoredFit, latest_fit, load_fit
 from database.reading import SeriesRecord, list_series, reading
@@ -45,22 +47,17 @@ def _wanted(request: Request, body: Annotated[bytes, Depends(body_up_to(MAX_BODY
     try:
         return PredictionRequest.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            raise MalformedBodyError(f"The body is not JSON: {first['ctx']['error']}.") from None
-        raise
+        found = error.errors(include_url=False)
+        if found[0]["type"] == "json_invalid":
+            raise MalformedBodyError(f"The body is not JSON: {found[0]['ctx']['error']}.") from None
+        raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in found]) from None
 
 
 @router.post(
     "/predictions",
     response_class=StreamingResponse,
     responses={200: {"model": Predictions, "description": "One prediction for each point, in the order asked."}},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": PredictionRequest.model_json_schema()}},
-        }
-    },
+    openapi_extra=body_schema(PredictionRequest),
 )
 def predict_points(wanted: Annotated[PredictionRequest, Depends(_wanted)], sessions: Sessions) -> StreamingResponse:
     """What a fit says about log LongPPL, with intervals, and how far each point lies outside what was fitted."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -16,9 +17,10 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from api.app import create_app
-from database.engine import session_factory
-
-Serve = Callable[[FastAPI], AbstractContextManager[str]]
+from database.engine import create_engine, session_factory
+from database.models import Fit
+from tests.api import seeding
+from tests.conftest import MakeDatabase
 
 
 @contextmanager
@@ -55,3 +57,43 @@ def url(engine: Engine) -> Iterator[str]:
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
         yield http
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A service over a grid that was measured and fitted, for tests that only read."""
+
+    url: str
+    grid_id: str
+    series_id: str
+    fit_id: str
+    holdout_fit_id: str
+    engine: Engine
+
+
+@pytest.fixture(scope="session")
+def measured(migrated_database: MakeDatabase) -> Iterator[Measured]:
+    with migrated_database() as database_url:
+        engine = create_engine(database_url, application_name="longlaw-test")
+        with session_factory(engine).begin() as session:
+            grid_id = str(seeding.submit_grid(session, seeding.fittable()).grid_id)
+            seeding.finish(session)
+            fits = {fit.holdout: fit for fit in (session.get_one(Fit, key) for key in seeding.fit_all(session))}
+            series_id, fit_id = fits[None].series_id, str(fits[None].id)
+            holdout_fit_id = str(fits["long_tokens=largest"].id)
+        with serve(create_app(engine)) as url:
+            yield Measured(
+                url=url,
+                grid_id=grid_id,
+                series_id=series_id,
+                fit_id=fit_id,
+                holdout_fit_id=holdout_fit_id,
+                engine=engine,
+            )
+        engine.dispose()
+
+
+@pytest.fixture
+def reader(measured: Measured) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=measured.url, timeout=30.0, trust_env=False) as reader:
+        yield reader

@@ -16,8 +16,8 @@ from database.leading import heartbeat
 from database.models import Evaluation as EvaluationRow
 from database.work import ClaimedEvaluation, ClaimedSegment, claim_evaluation, claim_segment, promote
 from fitting.predict import log_longppl
+from orchestrator.fit_job import fit_job
 from orchestrator.grid import parse_grid
-from orchestrator.refit import fit_job
 from orchestrator.submit import SubmittedGrid, submit
 from workers.spec import Checkpoint, CheckpointRef, DocumentScore, Evaluation
 
@@ -29,15 +29,13 @@ Value = Callable[[EvaluationRow], float | None]
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A small grid: three scales x three D_s x three D_l, protocol constant."""
+    """A small grid: two scales x one D_s x two D_l, protocol constant."""
     return {
         "name": "small",
         "protocol": "constant",
-        "scales": {
-            f"d{width}": {"layers": 1, "width": width, "heads": 2, "ffn_width": 2 * width} for width in (32, 64, 128)
-        },
-        "short_tokens": [27 * 64, 54 * 64, 81 * 64],
-        "long_tokens": [8 * 64, 16 * 64, 32 * 64],
+        "scales": _scales(32, 64),
+        "short_tokens": [27 * 64],
+        "long_tokens": [8 * 64, 16 * 64],
         "recipe": {
             "model": {"vocab_size": 64},
             "corpus": CORPUS,
@@ -48,14 +46,24 @@ def document(**changes: Any) -> dict[str, Any]:
             "reference": {"kind": "copy"},
             "documents": {"count": 2, "length": 128},
             "chunking": {"length": 32, "stride": 16},
+            "diagnose_zero": False,
         },
-        "fit": {"bootstrap": 30, "holdout": "long_tokens=largest"},
     } | changes
 
 
-def submit_grid(session: Session, **changes: Any) -> SubmittedGrid:
-    """Submits `document(**changes)`."""
-    asked = document(**changes)
+def fittable(**changes: Any) -> dict[str, Any]:
+    """What determines the seven parameters: three scales x four D_s x three D_l, the largest D_l held out."""
+    sizes = {"scales": _scales(32, 64, 128), "short_tokens": [1728, 3456, 5184, 6912], "long_tokens": [512, 1024, 2048]}
+    return document(**sizes | {"fit": {"bootstrap": 30, "holdout": "long_tokens=largest"}} | changes)
+
+
+def _scales(*widths: int) -> dict[str, Any]:
+    return {f"d{width}": {"layers": 1, "width": width, "heads": 2, "ffn_width": 2 * width} for width in widths}
+
+
+def submit_grid(session: Session, asked: dict[str, Any] | None = None) -> SubmittedGrid:
+    """Submits a grid, `document()` by default."""
+    asked = asked or document()
     return submit(session, parse_grid(asked), document=asked)
 
 
