@@ -265,6 +265,7 @@ def _collapsed(blocks: Iterable[_Block]) -> Iterator[Problem]:
     """Different budgets that become the same steps would be measured once and counted twice."""
     seen_short: dict[tuple[str, int], _Asked] = {}
     seen_long: dict[tuple[str, int, int], _Asked] = {}
+    told: set[tuple[str, str, str]] = set()
     for block in blocks:
         scale = block.scale.name
         for short in block.short:
@@ -273,7 +274,8 @@ def _collapsed(blocks: Iterable[_Block]) -> Iterator[Problem]:
                 yield _collapse(f"scale {scale}, D_s", short, first)
             for long in block.long:
                 first = seen_long.setdefault((scale, short.steps, long.steps), long)
-                if first.tokens != long.tokens:
+                if first.tokens != long.tokens and (scale, long.pointer, first.pointer) not in told:
+                    told.add((scale, long.pointer, first.pointer))  # once, not for every D_s
                     yield _collapse(f"scale {scale}, D_s = {short.tokens:,}, D_l", long, first)
 
 

@@ -21,8 +21,8 @@ class Settings(BaseModel):
 def _label(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        raise ValueError("must not contain control characters or lone surrogates")
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise ValueError("must not contain control characters")
     return text
 
 

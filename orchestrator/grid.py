@@ -183,11 +183,6 @@ def parse_grid(document: object) -> Grid:
     return grid
 
 
-def grid_document(grid: Grid) -> dict[str, Any]:
-    """The grid as a JSON document, holding what was given and nothing else; `parse_grid` reads it back."""
-    return grid.model_dump(mode="json", exclude_unset=True)
-
-
 def recipe_family(grid: Grid) -> str:
     """The hash of the recipe without scales and their overrides, the protocol and the evaluator apart."""
     return family_of(grid.recipe)

@@ -17,10 +17,11 @@ from orchestrator.errors import GridError, Problem
 
 DocumentFormat = Literal["yaml", "json"]
 
-#: By format: reading YAML is a hundred times slower than reading JSON.
-MAX_DOCUMENT_BYTES: dict[DocumentFormat, int] = {"yaml": 128 * 1024, "json": 1024 * 1024}
+MAX_DOCUMENT_BYTES = 1024 * 1024
+#: Reading YAML is a hundred times slower than reading JSON.
+MAX_YAML_BYTES = 128 * 1024
 #: Values a YAML document may hold once every alias is written out in full.
-MAX_DOCUMENT_VALUES = 20_000
+MAX_DOCUMENT_VALUES = 10_000
 MAX_DOCUMENT_DEPTH = 32
 
 
@@ -85,7 +86,7 @@ def read_document(text: str, *, format: DocumentFormat) -> Any:
     Raises:
         GridError: if the text is too large, not valid, repeats a key, or expands beyond the limits.
     """
-    limit = MAX_DOCUMENT_BYTES[format]
+    limit = MAX_YAML_BYTES if format == "yaml" else MAX_DOCUMENT_BYTES
     if len(text.encode(errors="replace")) > limit:
         raise _error(f"the document is larger than {limit // 1024} KiB")
     return _read_yaml(text) if format == "yaml" else _read_json(text)
@@ -119,9 +120,13 @@ def _read_json(text: str) -> Any:
         raise _error(f"{constant} is no number that a grid may hold")
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_int=str, parse_float=str, parse_constant=refuse)
+        document = json.loads(text, object_pairs_hook=unique, parse_int=str, parse_float=str, parse_constant=refuse)
+        json.dumps(document, ensure_ascii=False).encode()
+        return document
     except json.JSONDecodeError as error:
         raise _error(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except UnicodeEncodeError:
+        raise _error("a lone surrogate is no character; write the whole pair") from None
     except RecursionError:
         raise _error(f"values may be nested {MAX_DOCUMENT_DEPTH} deep at most") from None
 

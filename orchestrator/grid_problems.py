@@ -57,6 +57,8 @@ def _message(kind: str, text: str, value: Any, context: dict[str, Any]) -> str:
             return f"must be a mapping, not {shown(value)}"
         case "string_type":
             return f"must be text, not {shown(value)}"
+        case "string_unicode":
+            return "must not contain lone surrogates"
         case "bool_type":
             return f"must be true or false, not {shown(value)}"
         case "string_too_long":
@@ -76,12 +78,13 @@ def _keys_at(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
     """Keys of the model that lies at `place` within `model`; positions in lists and keys of mappings lead on to it."""
     for part in place:
         if part in model.model_fields:
-            inner = _model_within(model.model_fields[str(part)].annotation)
+            inner = model_within(model.model_fields[str(part)].annotation)
             model = inner or model
     return list(model.model_fields)
 
 
-def _model_within(annotation: Any) -> type[BaseModel] | None:
+def model_within(annotation: Any) -> type[BaseModel] | None:
+    """The first model that an annotation mentions, however deep."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(filter(None, map(_model_within, typing.get_args(annotation))), None)
+    return next(filter(None, map(model_within, typing.get_args(annotation))), None)

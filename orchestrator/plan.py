@@ -7,18 +7,16 @@ D_s, and the constant-rate long stage. A linear decay depends on its horizon, so
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from orchestrator.cells import AskedCell, asked_cells, decay_steps_for
-from orchestrator.costs import checkpoint_bytes, evaluation_flops, gpu_hours
+from orchestrator.cells import AskedCell, asked_cells
+from orchestrator.costs import evaluation_flops, gpu_hours
 from orchestrator.errors import Problem
 from orchestrator.grid import Grid
 from orchestrator.plan_values import (
     CellStatus,
     EvaluationState,
     Known,
-    KnownSegment,
     Plan,
     PlannedCell,
     PlannedEvaluation,
@@ -28,61 +26,10 @@ from orchestrator.plan_values import (
     evaluation_key,
 )
 from orchestrator.recipe import ResolvedScale, family_of, long_floor, resolve_evaluator
-from workers.spec import (
-    CheckpointRef,
-    ObservationRule,
-    Segment,
-    SegmentKind,
-    Snapshot,
-    content_hash,
-    steps_for,
-)
+from orchestrator.trajectories import Trajectories, Trajectory
+from workers.spec import CheckpointRef, ObservationRule, Snapshot, content_hash, steps_for
 
-_UNKNOWN = KnownSegment()
 _RAW = ObservationRule(name="raw")
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Draft:
-    """A segment while it is being planned: which steps the grid reads, and which of them must come to be."""
-
-    id: str
-    segment: Segment
-    scale: str
-    parent: _Draft | None
-    existing: list[int]
-    """Steps with a checkpoint, now or without this plan's doing; sorted."""
-    saves: set[int] = field(default_factory=set)
-    needed: set[int] = field(default_factory=set)
-    missing: set[int] = field(default_factory=set)
-    cells: int = 0
-
-    def start_before(self, step: int) -> int:
-        """The latest existing step below `step`; 0 is the segment's beginning."""
-        position = bisect_left(self.existing, step)
-        return self.existing[position - 1] if position else 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Trajectory:
-    """The chain of segments that leads to a cell, from scratch to its long stage."""
-
-    scale: ResolvedScale
-    short_seed: int
-    long_seed: int
-    short_tokens: int
-    trunk: _Draft
-    branch_step: int
-    decay: _Draft
-    long: _Draft
-    diagnostics: dict[tuple[int, ObservationRule], int] = field(default_factory=dict)
-    """(budget at whose multiples to look, rule) -> the last step that this reaches."""
-
-    @property
-    def short_checkpoint(self) -> CheckpointRef:
-        parent = self.long.segment.parent
-        assert parent is not None
-        return parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +67,16 @@ class _Planner:
         self.family = family_of(grid.recipe)
         self.evaluator = resolve_evaluator(grid.evaluation, grid.recipe)
         self.evaluator_id = self.evaluator.id
-        self.drafts: dict[str, _Draft] = {}
-        self.trajectories: dict[str, _Trajectory] = {}
+        self.trajectories = Trajectories(grid.protocol, known.segments)
         self.evaluations: dict[str, PlannedEvaluation] = {}
         self.series: dict[str, Series] = {}
-        self.cells: list[tuple[AskedCell, _Trajectory, tuple[str, ...]]] = []
-        self._places: dict[tuple[object, ...], _Draft] = {}
+        self.cells: list[tuple[AskedCell, Trajectory, tuple[str, ...]]] = []
         self._scales: dict[str, _ScaleFacts] = {}
         self._series_ids: dict[str, str] = {}
 
     def add(self, cell: AskedCell) -> None:
         """Everything that one cell passes through and is measured by."""
-        trajectory = self._trajectory(cell)
+        trajectory = self.trajectories.through(cell)
         step = cell.place.long_steps
         keys = tuple(self._evaluation(trajectory, step, rule, asked=True) for rule in cell.rules.values())
         for every in cell.every:
@@ -142,7 +87,7 @@ class _Planner:
 
     def add_diagnostics(self) -> None:
         """Evaluations between the cells, at every multiple of a budget, and at D_l = 0; after all cells are there."""
-        for trajectory in self.trajectories.values():
+        for trajectory in self.trajectories:
             tokens_per_step = trajectory.scale.long.tokens_per_step
             for (every, rule), last in trajectory.diagnostics.items():
                 multiple = 1
@@ -151,8 +96,10 @@ class _Planner:
                         self._evaluation(trajectory, step, rule, asked=False)
                     multiple += 1
         if self.grid.evaluation.diagnose_zero:
-            clusters = {trajectory.short_checkpoint: trajectory for trajectory in reversed(self.trajectories.values())}
-            for trajectory in reversed(clusters.values()):
+            first: dict[CheckpointRef, Trajectory] = {}
+            for trajectory in self.trajectories:
+                first.setdefault(trajectory.short_checkpoint, trajectory)
+            for trajectory in first.values():
                 self._evaluation(trajectory, 0, _RAW, asked=False)
                 self._evaluation(trajectory, 0, _RAW, asked=False, short_stage=True)
 
@@ -161,16 +108,12 @@ class _Planner:
         for evaluation in self.evaluations.values():
             if evaluation.state != "evaluated":
                 for source in evaluation.sources:
-                    self.drafts[source.segment].needed.add(source.step)
-        for draft in reversed(self.drafts.values()):  # children come after their parents
-            draft.missing = draft.needed.difference(draft.existing)
-            parent = draft.segment.parent
-            begins = draft.missing and draft.start_before(min(draft.missing)) == 0
-            if begins and draft.parent is not None and parent is not None:
-                draft.parent.needed.add(parent.step)
+                    self.trajectories.segments[source.segment].needed.add(source.step)
+        for draft in reversed(self.trajectories.segments.values()):  # children come after their parents
+            draft.find_missing()
 
     def result(self, warnings: tuple[Problem, ...]) -> Plan:
-        segments = tuple(_planned_segment(draft) for draft in self.drafts.values())
+        segments = tuple(draft.planned() for draft in self.trajectories.segments.values())
         cells = tuple(self._planned_cell(*entry) for entry in self.cells)
         train_flops = sum(segment.flops for segment in segments)
         measuring_flops = sum(evaluation.flops for evaluation in self.evaluations.values() if evaluation.state == "new")
@@ -202,67 +145,6 @@ class _Planner:
             warnings=warnings,
         )
 
-    def _trajectory(self, cell: AskedCell) -> _Trajectory:
-        scale, place = cell.scale, cell.place
-        decay_steps = decay_steps_for(place.short_steps)
-        trunk = self._draft("short_trunk", scale, None, None, place.short_seed, None)
-        branch = place.short_steps - decay_steps
-        decay = self._draft("short_decay", scale, trunk, branch, place.short_seed, decay_steps)
-        if self.grid.protocol == "constant":
-            long = self._draft("long_constant", scale, decay, decay_steps, place.long_seed, None)
-        else:
-            long = self._draft("long_linear_decay", scale, decay, decay_steps, place.long_seed, place.long_steps)
-        trunk.saves.add(branch)
-        decay.saves.add(decay_steps)
-        for draft in (trunk, decay, long):
-            draft.cells += 1
-        trajectory = self.trajectories.get(long.id)
-        if trajectory is None:
-            trajectory = self.trajectories[long.id] = _Trajectory(
-                scale=scale,
-                short_seed=place.short_seed,
-                long_seed=place.long_seed,
-                short_tokens=place.short_steps * scale.short.tokens_per_step,
-                trunk=trunk,
-                branch_step=branch,
-                decay=decay,
-                long=long,
-            )
-        return trajectory
-
-    def _draft(
-        self,
-        kind: SegmentKind,
-        scale: ResolvedScale,
-        parent: _Draft | None,
-        parent_step: int | None,
-        seed: int,
-        horizon_steps: int | None,
-    ) -> _Draft:
-        place = (kind, scale.name, parent and parent.id, parent_step, seed, horizon_steps)
-        if place in self._places:  # spares the hash
-            return self._places[place]
-        branch = None
-        if parent is not None and parent_step is not None:
-            branch = CheckpointRef(segment=parent.id, step=parent_step)
-        stage = scale.short if kind in ("short_trunk", "short_decay") else scale.long
-        segment = Segment(
-            kind=kind, parent=branch, shape=scale.shape, stage=stage, seed=seed, horizon_steps=horizon_steps
-        )
-        key = segment.id
-        draft = self.drafts.get(key)
-        if draft is None:
-            seen = self.known.segments.get(key, _UNKNOWN)
-            draft = self.drafts[key] = _Draft(
-                id=key,
-                segment=segment,
-                scale=scale.name,
-                parent=parent,
-                existing=sorted(seen.saved_steps | seen.scheduled_steps),
-            )
-        self._places[place] = draft
-        return draft
-
     def _facts(self, scale: ResolvedScale) -> _ScaleFacts:
         if scale.name not in self._scales:
             self._scales[scale.name] = _ScaleFacts(
@@ -273,7 +155,7 @@ class _Planner:
         return self._scales[scale.name]
 
     def _evaluation(
-        self, trajectory: _Trajectory, step: int, rule: ObservationRule, *, asked: bool, short_stage: bool = False
+        self, trajectory: Trajectory, step: int, rule: ObservationRule, *, asked: bool, short_stage: bool = False
     ) -> str:
         """The key of measuring `rule` at `step` of a trajectory's long stage, or at the end of its short stage."""
         scale, long = trajectory.scale, trajectory.long
@@ -284,7 +166,7 @@ class _Planner:
             return key
         sources = (trajectory.short_checkpoint,) if step == 0 else snapshot.sources
         for source in sources:
-            self.drafts[source.segment].saves.add(source.step)
+            self.trajectories.segments[source.segment].saves.add(source.step)
         state: EvaluationState = "new"
         if key in self.known.evaluated:
             state = "evaluated"
@@ -312,7 +194,7 @@ class _Planner:
         )
         return key
 
-    def _planned_cell(self, cell: AskedCell, trajectory: _Trajectory, keys: tuple[str, ...]) -> PlannedCell:
+    def _planned_cell(self, cell: AskedCell, trajectory: Trajectory, keys: tuple[str, ...]) -> PlannedCell:
         place, facts = cell.place, self._facts(cell.scale)
         long_tokens = place.long_steps * cell.scale.long.tokens_per_step
         status, reason = self._status(trajectory, keys)
@@ -343,7 +225,7 @@ class _Planner:
             self.series[series.id] = series
         return self._series_ids[rule]
 
-    def _status(self, trajectory: _Trajectory, keys: tuple[str, ...]) -> tuple[CellStatus, str]:
+    def _status(self, trajectory: Trajectory, keys: tuple[str, ...]) -> tuple[CellStatus, str]:
         pending = [self.evaluations[key] for key in keys if self.evaluations[key].state != "evaluated"]
         if not pending:
             return "reused", "measured already"
@@ -375,25 +257,3 @@ class _Planner:
             )
             for name in names
         )
-
-
-def _planned_segment(draft: _Draft) -> PlannedSegment:
-    """Each missing step is trained from the nearest one below it that exists or comes to be."""
-    segment = draft.segment
-    missing = sorted(draft.missing)
-    steps, reached = 0, 0
-    for step in missing:
-        steps += step - max(reached, draft.start_before(step))
-        reached = step
-    tokens = steps * segment.stage.tokens_per_step
-    return PlannedSegment(
-        id=draft.id,
-        segment=segment,
-        scale=draft.scale,
-        save_steps=tuple(sorted(draft.saves)),
-        missing_steps=tuple(missing),
-        tokens_train=tokens,
-        flops=tokens * segment.shape.train_flops_per_token(segment.stage.seq_len),
-        checkpoint_bytes=len(missing) * checkpoint_bytes(segment.shape),
-        cells=draft.cells,
-    )
