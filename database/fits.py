@@ -110,22 +110,30 @@ def held_out(observations: Sequence[SeriesObservation], selection: str | None) -
 # Observations are only ever added, so a fit has seen all of a series when it has as many. (Comparing the newest ids
 # would miss a row whose transaction took its id early and committed late.)
 _STALE = text("""
-    WITH wanted AS (
-        SELECT s.id AS series_id, NULL AS holdout, NULL::bigint AS bootstrap FROM series s
-        UNION ALL
-        SELECT DISTINCT ce.series_id, wish.holdout, g.bootstrap
-        FROM grids g
-        CROSS JOIN LATERAL (VALUES (NULL), (g.holdout)) wish (holdout)
-        JOIN cells c ON c.grid_id = g.id
-        JOIN cell_evaluations ce ON ce.cell_id = c.id
-    ), fits_wanted AS (
-        SELECT series_id, holdout, max(bootstrap) AS bootstrap FROM wanted GROUP BY series_id, holdout
+    WITH asked AS MATERIALIZED (
+        SELECT DISTINCT ce.series_id, c.grid_id FROM cell_evaluations ce JOIN cells c ON c.id = ce.cell_id
+    ), wanted AS (
+        SELECT series_id, holdout, max(bootstrap) AS bootstrap
+        FROM (
+            SELECT id, NULL, NULL::bigint FROM series
+            UNION ALL
+            SELECT a.series_id, wish.holdout, g.bootstrap
+            FROM asked a JOIN grids g ON g.id = a.grid_id
+            CROSS JOIN LATERAL (VALUES (NULL), (g.holdout)) wish (holdout)
+        ) wish (series_id, holdout, bootstrap)
+        GROUP BY series_id, holdout
+    ), seen AS MATERIALIZED (
+        SELECT
+            s.id AS series_id,
+            (SELECT count(*) FROM observations WHERE series_id = s.id) AS count,
+            (
+                SELECT created_at FROM observations WHERE series_id = s.id ORDER BY series_id DESC, id DESC LIMIT 1
+            ) AS newest
+        FROM series s
     )
     SELECT w.series_id, w.holdout, coalesce(w.bootstrap, :default_bootstrap) AS bootstrap
-    FROM fits_wanted w
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS count, max(created_at) AS newest FROM observations WHERE series_id = w.series_id
-    ) seen
+    FROM wanted w
+    JOIN seen ON seen.series_id = w.series_id
     LEFT JOIN LATERAL (
         SELECT f.state, (SELECT count(*) FROM fit_observations WHERE fit_id = f.id) AS count
         FROM fits f
@@ -164,9 +172,10 @@ def queue_fits(session: Session, *, debounce_s: float) -> int:
             "default_bootstrap": DEFAULT_BOOTSTRAP,
         },
     ).all()
+    observations = {series_id: series_observations(session, series_id) for series_id in {row[0] for row in stale}}
     queued = 0
     for series_id, holdout, bootstrap in stale:
-        rows = series_observations(session, series_id)
+        rows = observations[series_id]
         apart = held_out(rows, holdout)
         points = {(r.n_params, r.short_tokens, r.long_tokens) for r, out in zip(rows, apart, strict=True) if not out}
         if len(points) < minimum or (holdout is not None and not any(apart)):

@@ -11,11 +11,13 @@ from sqlalchemy.orm import Session
 
 from database.fits import StoredFit, load_fit
 from database.models import Fit
+from fitting.laws import LONG_CONTEXT
 from fitting.predict import log_longppl, predict_all
-from fitting.values import Point
-from tests.database.seeding import TRUTH, add_fit, add_observations, add_series, points
+from fitting.values import Interval, Point, Ranges
+from tests.database.seeding import TRUTH, add_fit, add_observations, add_series
 
 TOLERANCE = 1e-12
+NAMES = LONG_CONTEXT.parameter_names
 PARAMETERS = {
     "C below zero": TRUTH,
     "C above zero": (110.0, 0.28, 900.0, 0.35, 20.0, 0.15, 0.3),
@@ -100,21 +102,41 @@ def test_interval_is_the_linear_quantile_of_the_draws(session: Session, count: i
         assert (row.low, row.high) == pytest.approx(tuple(expected), abs=TOLERANCE)
 
 
-def test_interval_is_withheld_in_sql_where_python_withholds_it(session: Session) -> None:
-    """One D_l only: the law is open along D_l, but known where it was seen."""
+@pytest.mark.parametrize("hardly_varied", [False, True])
+@pytest.mark.parametrize(
+    "open_names", [(), ("beta_l", "C"), ("alpha",), ("beta_s", "beta_l"), ("alpha", "beta_s", "beta_l", "C")]
+)
+@pytest.mark.parametrize("absent", [None, "B_l"])
+def test_interval_is_withheld_in_sql_where_python_withholds_it(
+    session: Session, open_names: tuple[str, ...], absent: str | None, hardly_varied: bool
+) -> None:
+    """Open exponents leave the law known at the ends of a range, or in it where it is that of hardly varied sizes."""
     series_id = add_series(session)
-    sizes = [(scale, n, d_s, 10**9) for scale, n, d_s, _ in points(long=(1,))]
-    add_observations(session, series_id, iter(sizes))
+    add_observations(session, series_id)
     draws = np.array(TRUTH) * np.random.default_rng(3).uniform(0.9, 1.1, size=(40, 7))
-    stored = _stored(session, add_fit(session, series_id, bootstrap=0, draws=draws))
-    assert "beta_l" in stored.law.not_identifiable
-    seen = Point(n_params=5e7, short_tokens=1e10, long_tokens=1e9)
-    unseen = Point(n_params=5e7, short_tokens=1e10, long_tokens=2e9)
-    for point, known in ((seen, True), (unseen, False)):
-        (said,) = predict_all(stored.law, [point])
-        (row,) = _in_sql(session, stored.fit_id, [point], 0.9)
-        assert (said.interval is not None) == known == (row.low is not None)
-    _assert_agreement(session, stored, level=0.9)
+    ranges = Ranges(
+        n_params=Interval(low=1e8, high=4e8),
+        short_tokens=Interval(low=1e10, high=3e10),
+        long_tokens=Interval(low=1e9, high=1.009e9 if hardly_varied else 2e9),
+    )
+    parameters = tuple(0.0 if name == absent else value for name, value in zip(NAMES, TRUTH, strict=True))
+    changed: dict[str, Any] = {
+        "not_identifiable": open_names,
+        "ranges": ranges,
+        "parameters": parameters,
+        "draws": draws,
+    }
+    stored = _stored(session, add_fit(session, series_id, bootstrap=0, **changed))
+    assert set(stored.law.not_identifiable) == set(open_names)
+    at = [
+        Point(n_params=n, short_tokens=short, long_tokens=long)
+        for n in (1e8, 2e8, 8e8)
+        for short in (1e10, 2e10)
+        for long in (5e8, 1e9, 1.004e9, ranges.long_tokens.high, 9e9)
+    ]
+    known = [said.interval is not None for said in predict_all(stored.law, at)]
+    assert known == [row.low is not None for row in _in_sql(session, stored.fit_id, at, 0.9)]
+    assert all(known) == (not open_names or (absent == "B_l" and open_names == ("beta_l", "C") and not hardly_varied))
 
 
 def test_fit_without_draws_gives_a_value_and_no_interval(session: Session) -> None:
