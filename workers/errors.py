@@ -16,6 +16,9 @@ WorkerError
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 
 class WorkerError(Exception):
     """Base of everything that training, merging or evaluating raises on purpose."""
@@ -34,6 +37,10 @@ class DivergedError(WorkerError):
         self.step = step
         self.loss = loss
         self.gradient_norm = gradient_norm
+
+    def __reduce__(self) -> tuple[Callable[[], DivergedError], tuple[()]]:
+        """Keyword-only arguments do not survive the default pickling, and this error crosses processes."""
+        return partial(DivergedError, step=self.step, loss=self.loss, gradient_norm=self.gradient_norm), ()
 
 
 class SegmentRunError(WorkerError):
