@@ -184,8 +184,9 @@ def fail_attempt(session: Session, token: uuid.UUID, failure: Failure, *, policy
     else:
         wait_s = max(failure.min_backoff_s, min(policy.max_backoff_s, policy.backoff_s * 2.0 ** (count - 1)))
         _reopen(session, row)
-        row.reason = failure.reason
-        row.not_before = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, wait_s)
+        if row.state == "READY":
+            row.reason = failure.reason
+            row.not_before = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, wait_s)
     return True
 
 

@@ -271,9 +271,9 @@ def _fail_orphaned_segments(session: Session) -> int:
     ).all()
     for row in orphans:
         assert row.parent_key is not None
-        row.state, row.ended_at = "FAILED", func.now()
-        row.reason = _parent_failed(session, row.parent_key)
-        record_event(session, "segment_failed", row.key, scale=row.scale, reason=row.reason)
+        reason = _parent_failed(session, row.parent_key)  # before the row is touched: a query would flush half of it
+        row.state, row.reason, row.ended_at = "FAILED", reason, func.now()
+        record_event(session, "segment_failed", row.key, scale=row.scale, reason=reason)
     session.flush()
     return len(orphans)
 
@@ -285,9 +285,9 @@ def _fail_orphaned_evaluations(session: Session) -> int:
         .with_for_update(of=Evaluation, skip_locked=True)
     ).all()
     for row in orphans:
-        row.state, row.ended_at = "FAILED", func.now()
-        row.reason = _parent_failed(session, row.segment_key)
-        record_event(session, "evaluation_failed", row.key, scale=row.scale, reason=row.reason)
+        reason = _parent_failed(session, row.segment_key)
+        row.state, row.reason, row.ended_at = "FAILED", reason, func.now()
+        record_event(session, "evaluation_failed", row.key, scale=row.scale, reason=reason)
     session.flush()
     return len(orphans)
 

@@ -125,7 +125,7 @@ class Scheduler:
                 self._deal_with(item)
             if due:
                 self._tend()
-            if self._leading:
+            if self._leading and (due or reports):
                 self._dispatch()
             self._database_wait_s = 0.0
         except _NO_DATABASE as error:

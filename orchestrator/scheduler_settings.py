@@ -48,4 +48,4 @@ class SchedulerSettings(BaseSettings):
     silence_limit_s: float = Field(default=60.0, gt=0)
     fit_debounce_s: float = Field(default=3.0, ge=0)
     poll_s: float = Field(default=0.1, gt=0)
-    tend_s: float = Field(default=1.0, ge=0)
+    tend_s: float = Field(default=0.5, ge=0)

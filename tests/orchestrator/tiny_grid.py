@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, select
@@ -25,7 +24,7 @@ def tiny_document(
     *,
     name: str = "tiny",
     widths: tuple[int, ...] = (16, 32),
-    short_steps: tuple[int, ...] = (27, 54),
+    short_steps: tuple[int, ...] = (27, 180),
     long_steps: tuple[int, ...] = (8, 16),
     peak_rate: float = 0.01,
 ) -> dict[str, Any]:

@@ -1,0 +1,275 @@
+"""Grids on real workers, disturbed and undisturbed: the numbers are the same to the last bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.orm import Session
+
+from database.engine import create_engine
+from database.models import Attempt, Cell, Checkpoint, Evaluation, Observation, Scheduler, Segment
+from orchestrator import scheduler as scheduler_module
+from orchestrator.executor import RayExecutor
+from orchestrator.scheduler_settings import SchedulerSettings
+from tests.conftest import MakeDatabase
+from tests.orchestrator.tiny_grid import Numbers, measured_numbers, submit_tiny, tiny_document
+
+SETTINGS = SchedulerSettings(recovery_steps=20, backoff_s=0.1, poll_s=0.05, tend_s=0.2, stop_grace_s=2.0)
+DEADLINE_S = 240.0
+
+
+class Lab:
+    """A database, the session's workers, and a scheduler that is turned by hand."""
+
+    def __init__(self, engine: Engine, workers: RayExecutor, store: Path) -> None:
+        self.engine, self.workers, self.store = engine, workers, store
+        self.scheduler = self.new_scheduler()
+
+    def new_scheduler(self) -> scheduler_module.Scheduler:
+        return scheduler_module.Scheduler(self.engine, self.workers, store=self.store, settings=SETTINGS)
+
+    def turn_until(self, condition: Callable[[Session], bool]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s:
+            self.scheduler.turn()
+            with Session(self.engine) as session:
+                if condition(session):
+                    return
+        raise AssertionError("the condition did not come true")
+
+
+def all_closed(session: Session) -> bool:
+    """Whether no work is open."""
+    return not any(
+        session.scalar(select(func.count()).where(table.state.in_(("PENDING", "READY", "RUNNING"))))
+        for table in (Segment, Evaluation)
+    )
+
+
+def trunk_runs(session: Session) -> bool:
+    """Whether a trunk has a checkpoint and is still being trained."""
+    saved = select(Checkpoint.segment_key)
+    running = select(func.count()).where(
+        Segment.kind == "short_trunk", Segment.state == "RUNNING", Segment.key.in_(saved)
+    )
+    return session.scalar(running) != 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    migrated_database: MakeDatabase, ray_workers: RayExecutor, corpus: str, store: Path
+) -> Iterator[tuple[Engine, Numbers]]:
+    """The grid, run from beginning to end without a fault; its files are gone afterwards."""
+    with migrated_database() as url:
+        engine = create_engine(url, application_name="longlaw-test")
+        submit_tiny(engine, tiny_document(corpus))
+        deadline_s = time.monotonic() + DEADLINE_S
+        while len(ray_workers.free()) < len(ray_workers) and time.monotonic() < deadline_s:
+            ray_workers.poll(timeout_s=0.1)  # so that both trunks can begin at once
+        lab = Lab(engine, ray_workers, store)
+        lab.turn_until(all_closed)
+        lab.scheduler.close()
+        yield engine, measured_numbers(engine)
+        engine.dispose()
+
+
+@pytest.fixture
+def lab(engine: Engine, idle_workers: RayExecutor, store: Path) -> Iterator[Lab]:
+    """A fresh database and an empty store of checkpoints."""
+    shutil.rmtree(store / "checkpoints", ignore_errors=True)
+    lab = Lab(engine, idle_workers, store)
+    yield lab
+    lab.scheduler.close()
+
+
+def test_grid_ends_with_exactly_the_asked_cells_measured(undisturbed: tuple[Engine, Numbers]) -> None:
+    with Session(undisturbed[0]) as session:
+        assert session.scalar(select(func.count()).select_from(Cell)) == 8
+        assert list(session.scalars(select(Evaluation.state))) == ["SUCCEEDED"] * 8
+        assert set(session.scalars(select(Segment.state))) == {"SUCCEEDED"}
+        assert session.scalar(select(func.count(Observation.evaluation_key.distinct()))) == 8
+        assert session.scalar(select(func.count()).select_from(Observation)) == 8
+        assert set(session.scalars(select(Attempt.state))) == {"SUCCEEDED"}
+        assert set(session.scalars(select(Attempt.number))) == {1}
+
+
+def test_both_workers_train_whenever_two_segments_are_ready(undisturbed: tuple[Engine, Numbers]) -> None:
+    with Session(undisturbed[0]) as session:
+        first, second = session.execute(
+            select(Attempt.worker, Attempt.started_at, Attempt.ended_at)
+            .join(Segment, Segment.id == Attempt.segment_id)
+            .where(Segment.kind == "short_trunk")
+            .order_by(Attempt.started_at)
+        ).all()
+    assert {first.worker, second.worker} == {"worker-1", "worker-2"}
+    assert second.started_at < first.ended_at
+
+
+def test_evaluation_overlaps_training(undisturbed: tuple[Engine, Numbers]) -> None:
+    with Session(undisturbed[0]) as session:
+        rows = session.execute(select(Attempt.segment_id, Attempt.worker, Attempt.started_at, Attempt.ended_at)).all()
+    measuring = [row for row in rows if row.segment_id is None]
+    training = [row for row in rows if row.segment_id is not None]
+    assert any(m.started_at < t.ended_at and t.started_at < m.ended_at for m in measuring for t in training)
+
+
+def test_recovery_checkpoints_are_pruned_and_scheduled_ones_stay(
+    undisturbed: tuple[Engine, Numbers], store: Path
+) -> None:
+    with Session(undisturbed[0]) as session:
+        rows = session.execute(select(Checkpoint.segment_key, Checkpoint.step, Checkpoint.path, Checkpoint.scheduled))
+        trunks = set(session.scalars(select(Segment.key).where(Segment.kind == "short_trunk")))
+        saved = [(row.segment_key, row.step) for row in rows]
+    assert {step for key, step in saved if key in trunks} == {24, 160}
+
+
+def test_restarted_scheduler_launches_nothing_that_is_done(
+    undisturbed: tuple[Engine, Numbers], ray_workers: RayExecutor, corpus: str, store: Path
+) -> None:
+    """B80: neither a restart nor the same grid submitted again runs anything twice."""
+    engine, numbers = undisturbed
+    submitted = submit_tiny(engine, tiny_document(corpus, name="again"))
+    assert {cell.status for cell in submitted.plan.cells} == {"reused"}
+    scheduler = Lab(engine, ray_workers, store).scheduler
+    for _ in range(5):
+        scheduler.turn()
+    assert scheduler.leading
+    scheduler.close()
+    with Session(engine) as session:
+        assert session.scalar(select(func.max(Attempt.number))) == 1
+        assert session.scalar(select(func.count()).select_from(Attempt)) == 10 + 8
+        assert session.scalar(select(func.count()).select_from(Observation)) == 8
+    assert measured_numbers(engine) == numbers
+
+
+def test_grid_goes_on_from_the_last_checkpoint_of_a_killed_worker(
+    undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str
+) -> None:
+    """B78: the work of a worker killed in the middle of a segment is resumed, and its numbers do not tell."""
+    submit_tiny(lab.engine, tiny_document(corpus))
+    pids = lab.workers.pids()
+    lab.turn_until(trunk_runs)
+    with Session(lab.engine) as session:
+        worker = session.scalars(
+            select(Attempt.worker)
+            .join(Segment, Segment.id == Attempt.segment_id)
+            .where(Attempt.state == "RUNNING", Segment.key.in_(select(Checkpoint.segment_key)))
+            .where(Segment.kind == "short_trunk")
+        ).first()
+    assert worker is not None
+    os.kill(pids[worker], signal.SIGKILL)
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        lost = session.scalars(select(Attempt).where(Attempt.state == "LOST")).one()
+        again = session.scalars(select(Attempt).where(Attempt.segment_id == lost.segment_id, Attempt.number == 2)).one()
+        row = session.get_one(Segment, lost.segment_id)
+    assert lost.failure_kind == "infrastructure"
+    assert again.start_step is not None
+    assert again.start_step > 0
+    assert (row.state, row.user_failures) == ("SUCCEEDED", 0)
+    assert measured_numbers(lab.engine) == undisturbed[1]
+
+
+def test_killed_scheduler_is_replaced_without_a_trace_in_the_numbers(
+    undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str, database_url: str, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle of a grid: exactly the asked cells, identical bits, no row doubled, nothing left over."""
+    submit_tiny(lab.engine, tiny_document(corpus))
+    environment = os.environ | {
+        "LONGLAW_DATABASE_URL": database_url,
+        "LONGLAW_HOME": str(tmp_path / "home"),
+        "LONGLAW_STORE": str(lab.store),
+        "LONGLAW_WORKERS": "2",
+        "LONGLAW_WORKER_NICENESS": "0",
+        "LONGLAW_RECOVERY_STEPS": "20",
+    }
+    process = subprocess.Popen([sys.executable, "-m", "orchestrator.scheduler"], env=environment)
+    try:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline_s and process.poll() is None:
+            with Session(lab.engine) as session:
+                if trunk_runs(session):
+                    break
+            time.sleep(0.02)
+        children = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    with Session(lab.engine) as session:
+        running = session.scalar(select(func.count()).where(Attempt.state == "RUNNING"))
+        assert running in (1, 2)
+
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        assert list(session.scalars(select(Evaluation.state))) == ["SUCCEEDED"] * 8
+        assert session.scalar(select(func.count()).select_from(Observation)) == 8
+        assert session.scalar(select(func.count()).where(Attempt.state == "LOST")) == running
+        assert session.scalar(select(func.count()).where(Attempt.state == "RUNNING")) == 0
+        assert session.scalar(select(func.max(Segment.infrastructure_failures))) == 0
+        assert list(session.scalars(select(Scheduler.id).where(Scheduler.leading))) == [lab.scheduler.id]
+    assert measured_numbers(lab.engine) == undisturbed[1]
+    workers = [child for child in children if child.is_running() and "ray::Worker" in " ".join(child.cmdline())]
+    assert workers == []
+
+
+def test_database_that_goes_away_interrupts_no_training(
+    undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str, postgres_url: str
+) -> None:
+    """B100: workers carry on, their reports are recorded after the return, no attempt fails."""
+    submit_tiny(lab.engine, tiny_document(corpus))
+    lab.turn_until(trunk_runs)
+    server = create_engine(postgres_url).execution_options(isolation_level="AUTOCOMMIT")
+    name = lab.engine.url.database
+    with server.connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false"))
+        connection.execute(
+            text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"), {"name": name}
+        )
+    for _ in range(4):
+        lab.scheduler.turn()
+    assert not lab.scheduler.leading
+    with server.connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"))
+    server.dispose()
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        assert set(session.scalars(select(Attempt.state))) == {"SUCCEEDED"}
+        assert set(session.scalars(select(Attempt.number))) == {1}
+    assert measured_numbers(lab.engine) == undisturbed[1]
+
+
+def test_diverging_segment_fails_with_all_that_waits_for_it(lab: Lab, corpus: str) -> None:
+    """B91-like: the reason names the step; nothing stays pending; no retry is wasted on what must fail again."""
+    submit_tiny(lab.engine, tiny_document(corpus, widths=(16,), peak_rate=1e30))
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        trunk = session.scalars(select(Segment).where(Segment.kind == "short_trunk")).one()
+        others = set(session.scalars(select(Segment.reason).where(Segment.kind != "short_trunk")))
+        evaluations = {tuple(row) for row in session.execute(select(Evaluation.state, Evaluation.reason))}
+        assert session.scalar(select(func.count()).select_from(Attempt)) == 1
+    assert trunk.state == "FAILED"
+    assert trunk.reason is not None
+    assert trunk.reason.startswith("DivergedError: ")
+    assert others == {f"parent failed: {trunk.reason}"}
+    assert evaluations == {("FAILED", f"parent failed: {trunk.reason}")}
+
+
+def test_closed_scheduler_puts_running_work_back_at_no_ones_expense(lab: Lab, corpus: str) -> None:
+    submit_tiny(lab.engine, tiny_document(corpus))
+    lab.turn_until(trunk_runs)
+    lab.scheduler.close()
+    with Session(lab.engine) as session:
+        assert session.scalar(select(func.count()).where(Attempt.state == "RUNNING")) == 0
+        assert session.scalar(select(func.count()).where(Attempt.state == "STOPPED")) in (1, 2)
+        assert session.scalar(select(func.count()).where(Segment.state == "RUNNING")) == 0
+        assert session.scalar(select(func.sum(Segment.infrastructure_failures + Segment.user_failures))) == 0
