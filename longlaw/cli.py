@@ -70,7 +70,7 @@ def _longlaw(
 def main() -> None:
     """Runs the command line; an error with a name is one message on stderr and exit code 1."""
     try:
-        app()
+        app(prog_name="longlaw")
     except LonglawError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +13,25 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from database.settings import Settings
+from api.models import GridDetail
 from longlaw.client import ENDED, Client
 from longlaw.errors import LonglawError, ServiceUnreachableError
 from longlaw.grid_document import read_grid_file, resolve_corpora
-from longlaw.plan_command import plan_command
+from longlaw.lazy_commands import LazyCommand, LazyGroup
 from longlaw.progress_view import progress_line, progress_view
 
-grid_app = typer.Typer(help="Plan, submit and follow grids of training runs.", no_args_is_help=True)
-grid_app.command("plan")(plan_command)
+
+class _Commands(LazyGroup):
+    lazy = {  # noqa: RUF012 - a constant; the base class says ClassVar
+        "plan": LazyCommand(
+            module="longlaw.plan_command",
+            attribute="plan_command",
+            help="Show what a grid would train and cost, from scratch; needs no service.",
+        )
+    }
+
+
+grid_app = typer.Typer(cls=_Commands, help="Plan, submit and follow grids of training runs.", no_args_is_help=True)
 
 Url = Annotated[
     str | None, typer.Option("--url", help="The service's address; LONGLAW_URL, else http://127.0.0.1:8000.")
@@ -40,6 +50,8 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Launch a grid: what it needs and does not find is trained. Corpora are looked up in LONGLAW_STORE."""
+    from database.settings import Settings  # brings SQLAlchemy along, which no other command here needs
+
     document = resolve_corpora(read_grid_file(file), Settings().store)
     with Client(url) as client:
         created = client.submit(document, idempotency_key=idempotency_key)
@@ -100,43 +112,42 @@ def follow(
     A service that restarts meanwhile is waited for. `meanwhile` is called between looks: whoever runs the service in
     the same process looks after it there.
     """
-    pause = functools.partial(_pause, every_s, meanwhile)
-    if not console.is_terminal:
-        return _follow_in_lines(client, grid_id, console, pause=pause)
     grid = client.grid(grid_id)
-    with Live(progress_view(grid), console=console, auto_refresh=False) as live:
+    show = _live(console) if console.is_terminal else _in_lines(console)
+    with show as update:
+        update(grid)
         while grid.state not in ENDED:
-            pause()
-            try:
+            if meanwhile is not None:
+                meanwhile()
+            time.sleep(every_s)
+            with contextlib.suppress(ServiceUnreachableError):
                 grid = client.grid(grid_id)
-            except ServiceUnreachableError as error:
-                live.update(str(error), refresh=True)
-            else:
-                live.update(progress_view(grid), refresh=True)
+                update(grid)
     return grid.state
 
 
-def _follow_in_lines(client: Client, grid_id: str, console: Console, *, pause: Callable[[], None]) -> str:
-    """Prints a line when the state changes or a tenth of the tokens is done."""
+@contextlib.contextmanager
+def _live(console: Console) -> Iterator[Callable[[GridDetail], None]]:
+    """The whole view, kept up to date in place."""
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda grid: live.update(progress_view(grid), refresh=True)
+
+
+@contextlib.contextmanager
+def _in_lines(console: Console) -> Iterator[Callable[[GridDetail], None]]:
+    """A line when the state changes or another tenth of the tokens is done; the whole view if it ends badly."""
     told: tuple[str, int] | None = None
-    while True:
-        grid = client.grid(grid_id)
+
+    def update(grid: GridDetail) -> None:
+        nonlocal told
         now = (grid.state, 10 * grid.tokens_done // max(grid.tokens_total, 1))
         if now != told:
             console.print(progress_line(grid), highlight=False, soft_wrap=True)
             told = now
-        if grid.state in ENDED:
-            break
-        pause()
-    if grid.state != "SUCCEEDED":
-        console.print(progress_view(grid))
-    return grid.state
+        if grid.state in ENDED and grid.state != "SUCCEEDED":
+            console.print(progress_view(grid))
 
-
-def _pause(every_s: float, meanwhile: Callable[[], None] | None) -> None:
-    if meanwhile is not None:
-        meanwhile()
-    time.sleep(every_s)
+    yield update
 
 
 def _newest(client: Client) -> str:

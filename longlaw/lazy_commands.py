@@ -21,13 +21,14 @@ class LazyCommand:
 
 
 class LazyGroup(TyperGroup):
-    """A group of `lazy` commands, listed in that order."""
+    """A group whose `lazy` commands come first, listed in that order."""
 
     lazy: ClassVar[Mapping[str, LazyCommand]] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands.update({name: TyperCommand(name, help=command.help) for name, command in self.lazy.items()})
+        listed = {name: TyperCommand(name, help=command.help) for name, command in self.lazy.items()}
+        self.commands = {**listed, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that `args` call for, imported, and what is left of them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,10 +18,9 @@ _SHOWN = 8
 
 def progress_view(grid: GridDetail) -> RenderableType:
     """The whole state of a grid, to be printed or kept live."""
-    parts: list[RenderableType] = [_title(grid), _bars(grid)]
-    parts += _lines("waits", [f"{w.scale}: {w.count} {_plural(w.kind, w.count)} {w.why}" for w in grid.waiting])
-    parts += _lines("failed", [f"{f.scale}: {f.count} {_plural(f.kind, f.count)}: {f.reason}" for f in grid.failures])
-    return Group(*parts)
+    waits = [(item.scale, item.kind, item.why, item.count) for item in grid.waiting]
+    failed = [(item.scale, item.kind, item.reason, item.count) for item in grid.failures]
+    return Group(_title(grid), _bars(grid), *_lines("waits", waits), *_lines("failed", failed))
 
 
 def progress_line(grid: GridDetail) -> str:
@@ -62,11 +64,18 @@ def _activity(scale: ScaleProgress, running: list[str]) -> Text:
     return Text("done", style="green") if scale.tokens_done == scale.tokens_total else Text("waits", style="dim")
 
 
-def _lines(title: str, lines: list[str]) -> list[Text]:
-    shown = [Text(f"{title}  {line}", style="dim") for line in lines[:_SHOWN]]
-    if len(lines) > _SHOWN:
-        shown.append(Text(f"{title}  and {len(lines) - _SHOWN} more", style="dim"))
-    return shown
+def _lines(title: str, items: Sequence[tuple[str, str, str, int]]) -> list[Text]:
+    """One line for each kind of work and reason, whatever its scale."""
+    scales: dict[tuple[str, str], list[str]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for scale, kind, why, count in items:
+        scales.setdefault((kind, why), []).append(scale)
+        counts[kind, why] += count
+    lines = [
+        Text(f"{title}  {count} {_plural(kind, count)} ({', '.join(scales[kind, why])}): {why}", style="dim")
+        for (kind, why), count in counts.items()
+    ]
+    return lines[:_SHOWN] + [Text(f"{title}  and more", style="dim")] * (len(lines) > _SHOWN)
 
 
 def duration(seconds: float) -> str:

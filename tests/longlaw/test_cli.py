@@ -1,0 +1,166 @@
+"""The command line as a person meets it: a process with arguments, an exit code and text."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+from longlaw.cli import main
+from tests.api import seeding
+from tests.longlaw.conftest import Finished
+
+COMMANDS = ["demo", "up", "grid", "predict", "fit", "data", "db"]
+GRID_COMMANDS = ["plan", "submit", "status", "watch", "list"]
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    program = (
+        "import sys; sys.argv = ['longlaw', '--help']\n"
+        "from longlaw.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'ray', 'fastapi', 'numpy', 'sqlalchemy', 'httpx', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for command in COMMANDS:
+        assert f" {command} " in outcome.stdout
+
+
+@pytest.mark.parametrize("arguments", [["grid"], ["predict"], *(["grid", name] for name in GRID_COMMANDS)])
+def test_every_command_explains_itself(arguments: list[str]) -> None:
+    outcome = _longlaw(*arguments, "--help")
+    assert outcome.returncode == 0
+    assert "Usage: longlaw " + " ".join(arguments) in outcome.stdout
+    assert "Traceback" not in outcome.stdout + outcome.stderr
+
+
+def test_mistyped_command_gets_a_suggestion() -> None:
+    outcome = _longlaw("gird")
+    assert outcome.returncode == 2
+    assert "grid" in outcome.stderr
+
+
+def test_missing_extra_is_said_and_how_to_get_it() -> None:
+    program = (
+        "import sys; sys.modules.update({'torch': None, 'tokenizers': None, 'transformers': None, 'fastapi': None})\n"
+        "sys.argv = ['longlaw', 'data', 'list']\n"
+        "from longlaw.cli import main\n"
+        "main()\n"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if outcome.returncode:  # listing may do without
+        assert "pip install 'longlaw[worker]'" in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+
+
+def test_grid_is_submitted_listed_and_followed(service: str, tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(seeding.document(name="from a file")))
+    first = _longlaw("grid", "submit", str(file), "--json", "--idempotency-key", "k", url=service)
+    second = _longlaw("grid", "submit", str(file), "--json", "--idempotency-key", "k", url=service)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    grid_id = json.loads(first.stdout)["id"]
+    listed = json.loads(_longlaw("grid", "list", "--json", url=service).stdout)
+    assert [grid["id"] for grid in listed] == [grid_id]
+    status = _longlaw("grid", "status", url=service).stdout  # the newest one
+    assert "from a file" in status
+    assert "PENDING" in status
+    assert "no scheduler is running" in status
+
+
+def test_finished_grid_is_shown_and_watching_it_ends_at_once(finished: Finished) -> None:
+    status = json.loads(_longlaw("grid", "status", finished.grid_id, "--json", url=finished.url).stdout)
+    assert status["cells"]["MEASURED"] == 8
+    watched = _longlaw("grid", "watch", url=finished.url)
+    assert watched.returncode == 0
+    assert watched.stdout.startswith("SUCCEEDED 100% of ")
+
+
+def test_corpus_is_looked_up_in_the_store(service: str, tmp_path: Path) -> None:
+    grid = seeding.document()
+    grid["recipe"] = {**grid["recipe"], "corpus": "my-corpus"}
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(grid))
+    missing = _longlaw("grid", "submit", str(file), url=service, LONGLAW_STORE=str(tmp_path))
+    assert missing.returncode == 1
+    assert 'no corpus "my-corpus"' in missing.stderr
+    assert "longlaw data build" in missing.stderr
+    names = tmp_path / "corpora" / "names"
+    names.mkdir(parents=True)
+    (names / "my-corpus").write_text(seeding.CORPUS)
+    found = _longlaw("grid", "submit", str(file), url=service, LONGLAW_STORE=str(tmp_path))
+    assert found.returncode == 0, found.stderr
+
+
+def test_prediction_is_a_table_or_json(finished: Finished) -> None:
+    at = ["--n", "5e4", "--short", "2_000", "--long", "600", "--long", "900"]
+    table = _longlaw("predict", *at, url=finished.url)
+    assert "log LongPPL" in table.stdout
+    assert finished.fit_id in table.stdout
+    assert "note: " in table.stdout
+    answer = json.loads(_longlaw("predict", *at, "--fit", finished.fit_id, "--json", url=finished.url).stdout)
+    assert [point["long_tokens"] for point in answer["predictions"]] == [600, 900]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grid", "status"], "There is no grid yet"),
+        (["grid", "status", "x"], "'x' is no id"),
+        (["predict", "--n", "1", "--short", "1", "--long", "1"], "need at least 7 distinct observations, have 0"),
+        (["grid", "submit", "nothing.yaml"], "nothing.yaml"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message_and_exit_code_1(service: str, arguments: list[str], message: str) -> None:
+    """B63 among others."""
+    outcome = _longlaw(*arguments, url=service)
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("error: ")
+    assert message in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_service_that_does_not_run_is_named_by_the_installed_command() -> None:
+    command = [str(Path(sys.executable).with_name("longlaw")), "grid", "list", "--url", "http://127.0.0.1:9"]
+    outcome = subprocess.run(command, capture_output=True, text=True)
+    assert outcome.returncode == 1
+    assert "http://127.0.0.1:9" in outcome.stderr
+    assert "longlaw up" in outcome.stderr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def _longlaw(*arguments: str, url: str | None = None, **settings: str) -> Outcome:
+    """Runs the command line in this process, which spares a second of imports each time."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    environment = settings | ({"LONGLAW_URL": url} if url else {})
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(sys, "argv", ["longlaw", *arguments]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+            if isinstance(end.code, str):
+                print(end.code, file=err)  # as the interpreter does at its end
+    return Outcome(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())

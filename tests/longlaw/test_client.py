@@ -1,0 +1,174 @@
+"""The service from Python."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import yaml
+from sqlalchemy.orm import Session
+
+from database.engine import create_engine
+from longlaw import Client
+from longlaw.errors import ApiProblem, ServiceUnreachableError, WaitTimeoutError
+from tests.api import seeding
+from tests.longlaw.conftest import Finished
+
+
+@pytest.fixture
+def client(service: str) -> Iterator[Client]:
+    with Client(service) as client:
+        yield client
+
+
+@pytest.fixture
+def reader(finished: Finished) -> Iterator[Client]:
+    with Client(finished.url) as client:
+        yield client
+
+
+def test_grid_goes_from_plan_to_end(client: Client, database_url: str) -> None:
+    assert client.plan(seeding.document())["cells"] == 4
+    created = client.submit(yaml.safe_dump(seeding.document()))
+    assert [grid.id for grid in client.grids()] == [created.id]
+    assert client.grid(created.id).state == "PENDING"
+    with pytest.raises(WaitTimeoutError, match="still PENDING"):
+        client.wait(created.id, timeout_s=0, every_s=0.01)
+    engine = create_engine(database_url)
+    seen: list[str] = []
+    for grid in client.watch(created.id, every_s=0.01):
+        seen.append(grid.state)
+        if len(seen) == 1:
+            with Session(engine) as session, session.begin():
+                seeding.finish(session)
+    engine.dispose()
+    assert seen == ["PENDING", "SUCCEEDED"]
+    assert client.wait(created.id).cells["MEASURED"] == 4
+
+
+def test_everything_that_was_measured_comes_back_typed(reader: Client, finished: Finished) -> None:
+    cells = list(reader.cells(finished.grid_id))
+    rows = list(reader.observations(grid=finished.grid_id))
+    assert len(cells) == len(rows) == 8
+    assert {cell.evaluations[0].log_longppl for cell in cells} == {row.log_longppl for row in rows}
+    assert all(row.created_at.utcoffset() is not None for row in rows)
+    assert [series.id for series in reader.series()] == [finished.series_id]
+    assert [fit.id for fit in reader.fits(series=finished.series_id)] == [finished.fit_id]
+    assert len(reader.fit(finished.fit_id).observations) == 8
+    assert list(reader.observations(scale="no")) == []
+
+
+def test_lists_are_followed_over_their_pages(
+    reader: Client, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = list(reader.observations())
+    monkeypatch.setattr("longlaw.client.PAGE_SIZE", 3)
+    assert list(reader.observations()) == whole
+
+
+def test_one_point_and_many_are_predicted_alike(reader: Client) -> None:
+    many = reader.predict(n_params=5e4, short_tokens=2000, long_tokens=[600, 900]).predictions
+    one = reader.predict(n_params=5e4, short_tokens=2000, long_tokens=900).predictions
+    assert one == many[1:]
+
+
+def test_refusal_carries_title_detail_and_places(client: Client) -> None:
+    with pytest.raises(ApiProblem) as raised:
+        client.submit(seeding.document(short_tokens=[0], protcol="constant"))
+    problem = raised.value
+    assert problem.status == 422
+    assert problem.type == "urn:longlaw:problem:invalid-grid"
+    assert {place.where for place in problem.places} >= {"/short_tokens/0", "/protcol"}
+    assert "/protcol" in str(problem)
+
+
+@pytest.mark.parametrize("grid_id", ["../series", "x", ""])
+def test_what_is_no_id_leads_nowhere(client: Client, grid_id: str) -> None:
+    with pytest.raises(ApiProblem, match="no id"):
+        client.grid(grid_id)
+
+
+def test_unreachable_service_is_named_with_the_way_out() -> None:
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceUnreachableError) as raised:
+        client.submit(seeding.document())
+    assert "http://127.0.0.1:9" in str(raised.value)
+    assert "longlaw up" in str(raised.value)
+
+
+def test_lost_answer_makes_no_second_grid(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B85: the first answers get lost on the way; the client asks again with the same key."""
+    monkeypatch.setattr("longlaw.client._PAUSES_S", (0.0, 0.0, 0.0))
+    with _losing_answers(service, lost=2) as url, Client(url) as client:
+        created = client.submit(seeding.document())
+    with Client(service) as client:
+        assert [grid.id for grid in client.grids()] == [created.id]
+
+
+def test_other_program_on_the_port_is_told_apart() -> None:
+    with (
+        _serving(http.server.BaseHTTPRequestHandler) as url,
+        Client(url) as client,
+        pytest.raises(ApiProblem, match="501"),
+    ):
+        client.series()
+
+
+def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, finished: Finished) -> None:
+    monkeypatch.setenv("LONGLAW_URL", finished.url + "/")
+    with Client() as client:
+        assert client.grid(finished.grid_id).name == "small"
+
+
+def test_package_imports_nothing_heavy_until_it_is_asked() -> None:
+    program = (
+        "import sys, longlaw; assert not {'numpy', 'httpx', 'pydantic'} & set(sys.modules);"
+        "from longlaw import Client, fit; assert not {'torch', 'fastapi', 'ray', 'sqlalchemy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class _serving:
+    """Runs a handler's server for a block and yields its URL."""
+
+    def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def _losing_answers(service: str, *, lost: int) -> _serving:
+    """A way to the service that drops the first answers after the service has given them."""
+
+    dropped: list[int] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {name: self.headers[name] for name in ("Content-Type", "Idempotency-Key")}
+            answer = httpx.post(service + self.path, content=body, headers=headers, timeout=60, trust_env=False)
+            if len(dropped) < lost:
+                dropped.append(answer.status_code)
+                self.close_connection = True
+                return
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return _serving(Handler)
