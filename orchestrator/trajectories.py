@@ -92,6 +92,7 @@ class Trajectories:
         self._protocol = protocol
         self._known = known
         self._by_place: dict[tuple[object, ...], Trajectory] = {}
+        self._short_stages: dict[tuple[object, ...], tuple[Draft, Draft]] = {}
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self._by_place.values())
@@ -113,8 +114,7 @@ class Trajectories:
         scale, at = cell.scale, cell.place
         decay_steps = decay_steps_for(at.short_steps)
         branch_step = at.short_steps - decay_steps
-        trunk = self._segment("short_trunk", scale, None, 0, at.short_seed, None)
-        decay = self._segment("short_decay", scale, trunk, branch_step, at.short_seed, decay_steps)
+        trunk, decay = self._short_stage(scale, branch_step, decay_steps, at.short_seed)
         kind: SegmentKind = "long_constant" if horizon_steps is None else "long_linear_decay"
         long = self._segment(kind, scale, decay, decay_steps, at.long_seed, horizon_steps)
         return Trajectory(
@@ -128,6 +128,14 @@ class Trajectories:
             long=long,
             short_checkpoint=CheckpointRef(segment=decay.id, step=decay_steps),
         )
+
+    def _short_stage(self, scale: ResolvedScale, branch_step: int, decay_steps: int, seed: int) -> tuple[Draft, Draft]:
+        place = (scale.name, branch_step, decay_steps, seed)
+        if place not in self._short_stages:  # spares the hashes
+            trunk = self._segment("short_trunk", scale, None, 0, seed, None)
+            decay = self._segment("short_decay", scale, trunk, branch_step, seed, decay_steps)
+            self._short_stages[place] = trunk, decay
+        return self._short_stages[place]
 
     def _segment(
         self,
