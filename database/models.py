@@ -35,6 +35,7 @@ WORK_STATES = ("PENDING", "READY", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"
 ATTEMPT_STATES = ("RUNNING", "SUCCEEDED", "FAILED", "LOST", "STOPPED")
 FIT_STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
 OPEN = "state IN ('PENDING', 'READY', 'RUNNING')"
+GIVEN_UP = "state IN ('FAILED', 'CANCELLED')"
 
 
 def _one_of(column: str, values: tuple[str, ...]) -> str:
@@ -235,6 +236,7 @@ class Evaluation(Base):
         Index("uq_evaluations_open", "key", unique=True, postgresql_where=text(OPEN)),
         Index("uq_evaluations_succeeded", "key", unique=True, postgresql_where=text("state = 'SUCCEEDED'")),
         Index("ix_evaluations_claimable", "state", "id", postgresql_where=text(OPEN)),
+        Index("ix_evaluations_given_up", "key", postgresql_where=text(GIVEN_UP)),
         Index(None, "segment_key", "step"),
         CheckConstraint(_one_of("state", WORK_STATES), name="state"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens >= 0", name="sizes"),

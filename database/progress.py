@@ -24,6 +24,7 @@ from database.models import (
     CellEvaluation,
     Checkpoint,
     Evaluation,
+    Grid,
     GridEvaluation,
     GridSegment,
     Segment,
@@ -116,37 +117,32 @@ class GridProgress:
 
 
 def grid_states(session: Session, grid_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
-    """The state of each grid: open while anything it claims is open, then what its cells came to."""
-    claims = (
-        select(
-            GridEvaluation.grid_id,
-            func.bool_or(Evaluation.state.in_(OPEN_STATES)),
-            func.bool_or(Evaluation.state.not_in(("PENDING", "READY"))),
-        )
-        .join(Evaluation, Evaluation.key == GridEvaluation.evaluation_key)
-        .where(GridEvaluation.grid_id.in_(grid_ids), newest(Evaluation))
-        .group_by(GridEvaluation.grid_id)
-    )
+    """The state of each grid: open while anything it claims is open, then what its cells came to.
+
+    Found by way of the few evaluations that are open or were given up, so that finished grids cost nothing.
+    """
+    claims = select(GridEvaluation.grid_id).join(Evaluation, Evaluation.key == GridEvaluation.evaluation_key)
+    is_open = session.scalars(
+        claims.where(GridEvaluation.grid_id.in_(grid_ids), Evaluation.state.in_(OPEN_STATES)).distinct()
+    ).all()
+    begun = claims.where(GridEvaluation.grid_id == Grid.id, Evaluation.state.not_in(("PENDING", "READY")))
     training = (
         select(GridSegment.grid_id)
         .join(Segment, Segment.key == GridSegment.segment_key)
-        .where(GridSegment.grid_id.in_(grid_ids), Segment.state == "RUNNING")
-        .distinct()
+        .where(GridSegment.grid_id == Grid.id, Segment.state == "RUNNING")
     )
-    outcomes = (
-        select(Cell.grid_id, func.bool_or(Evaluation.state == "FAILED"), func.bool_or(Evaluation.state == "CANCELLED"))
+    running = select(Grid.id).where(Grid.id.in_(is_open), or_(training.exists(), begun.exists()))
+    given_up = (
+        select(Cell.grid_id, func.bool_or(Evaluation.state == "FAILED"))
         .join(CellEvaluation, CellEvaluation.cell_id == Cell.id)
         .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
-        .where(Cell.grid_id.in_(grid_ids), newest(Evaluation))
+        .where(Cell.grid_id.in_(grid_ids), Evaluation.state.in_(("FAILED", "CANCELLED")), newest(Evaluation))
         .group_by(Cell.grid_id)
     )
-    runs = set(session.scalars(training))
     states = dict.fromkeys(grid_ids, "SUCCEEDED")
-    for grid_id, failed, cancelled in session.execute(outcomes):
-        states[grid_id] = "FAILED" if failed else "CANCELLED" if cancelled else "SUCCEEDED"
-    for grid_id, is_open, begun in session.execute(claims):
-        if is_open:
-            states[grid_id] = "RUNNING" if begun or grid_id in runs else "PENDING"
+    states |= {grid_id: "FAILED" if failed else "CANCELLED" for grid_id, failed in session.execute(given_up)}
+    states |= dict.fromkeys(is_open, "PENDING")
+    states |= dict.fromkeys(session.scalars(running), "RUNNING")
     return states
 
 

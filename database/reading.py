@@ -79,7 +79,6 @@ class SeriesRecord:
     metric: str
     created_at: dt.datetime
     observations: int
-    distinct_points: int
     latest_fit_id: uuid.UUID | None
 
 
@@ -170,9 +169,7 @@ def list_observations(
 
 def list_series(session: Session, *, series_id: str | None = None) -> list[SeriesRecord]:
     """All series, oldest first, or the one of that id."""
-    points = tuple_(Observation.n_params, Observation.short_tokens, Observation.long_tokens)
     rows = select(func.count()).where(Observation.series_id == Series.id).scalar_subquery()
-    distinct = select(func.count(points.distinct())).where(Observation.series_id == Series.id).scalar_subquery()
     latest = (
         select(Fit.id)
         .where(Fit.series_id == Series.id, Fit.state == "SUCCEEDED", Fit.holdout.is_(None))
@@ -180,7 +177,7 @@ def list_series(session: Session, *, series_id: str | None = None) -> list[Serie
         .limit(1)
         .scalar_subquery()
     )
-    statement = select(Series, rows, distinct, latest).order_by(Series.created_at, Series.id)
+    statement = select(Series, rows, latest).order_by(Series.created_at, Series.id)
     if series_id is not None:
         statement = statement.where(Series.id == series_id)
     return [
@@ -194,11 +191,16 @@ def list_series(session: Session, *, series_id: str | None = None) -> list[Serie
             metric=row.metric,
             created_at=row.created_at,
             observations=observations,
-            distinct_points=distinct_points,
             latest_fit_id=fit_id,
         )
-        for row, observations, distinct_points, fit_id in session.execute(statement)
+        for row, observations, fit_id in session.execute(statement)
     ]
+
+
+def distinct_points(session: Session, series_id: str) -> int:
+    """How many different (N, D_s, D_l) the observations of a series have: what decides whether a law can be fitted."""
+    points = tuple_(Observation.n_params, Observation.short_tokens, Observation.long_tokens)
+    return session.scalars(select(func.count(points.distinct())).where(Observation.series_id == series_id)).one()
 
 
 def _grid(row: Grid, state: str) -> GridRecord:

@@ -26,7 +26,7 @@ from api.models import Axes, PredictedPoint, PredictionRequest, Predictions
 from api.openapi import body_schema
 from api.routes.fits import IMMUTABLE
 from database.fits import StoredFit, latest_fit, load_fit
-from database.reading import SeriesRecord, list_series, reading
+from database.reading import SeriesRecord, distinct_points, list_series, reading
 from database.reading_fits import FitRecord, fit_record
 from fitting.laws import LONG_CONTEXT
 from fitting.predict import predict_all
@@ -155,9 +155,8 @@ def _latest(session: Session, series: SeriesRecord, holdout: str | None) -> Stor
     if stored is not None:
         return stored
     needed = LONG_CONTEXT.n_parameters
-    if series.distinct_points < needed:
-        raise TooFewObservationsError(
-            f"need at least {needed} distinct observations, have {series.distinct_points} (series {series.id})"
-        )
+    have = distinct_points(session, series.id)
+    if have < needed:
+        raise TooFewObservationsError(f"need at least {needed} distinct observations, have {have} (series {series.id})")
     what = "no successful fit" if holdout is None else f"no successful fit that held {holdout} out"
     raise FitNotReadyError(f"Series {series.id} has {what} yet; `GET /v1/fits?series={series.id}` lists its fits.")

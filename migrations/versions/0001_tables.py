@@ -276,6 +276,9 @@ def upgrade() -> None:
         postgresql_where=sa.text("state IN ('PENDING', 'READY', 'RUNNING')"),
     )
     op.create_index(op.f("ix_evaluations_evaluator_id"), "evaluations", ["evaluator_id"])
+    op.create_index(
+        "ix_evaluations_given_up", "evaluations", ["key"], postgresql_where=sa.text("state IN ('FAILED', 'CANCELLED')")
+    )
     op.create_index(op.f("ix_evaluations_segment_key_step"), "evaluations", ["segment_key", "step"])
     op.create_index(
         "uq_evaluations_open",
