@@ -5,6 +5,7 @@ Whatever Ray raises about a worker becomes one report, `Lost`; the worker is rep
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections import deque
@@ -17,6 +18,8 @@ from orchestrator.ray_cluster import ray_cluster
 from orchestrator.ray_worker import Worker
 from orchestrator.reports import FINAL, Lost, Numbered, Progressed, Report, Stopped, WorkerReport
 from workers.spec import EvaluationRun, SegmentRun
+
+logger = logging.getLogger("longlaw.executor")
 
 _NEWS_WAIT_S = 0.5
 _MAX_RESTART_WAIT_S = 60.0
@@ -214,6 +217,7 @@ class RayExecutor:
 
     def _retire(self, slot: _Slot, reason: str) -> None:
         """Gives a worker up: its process is killed, its attempt, if not over, is `Lost` (or `Stopped`, if asked to)."""
+        logger.warning("%s is replaced: %s", slot.name, reason)
         if slot.token is not None and not _is_over(slot):
             token = slot.token
             stopping = slot.kill_at_s is not None
@@ -236,5 +240,12 @@ def _is_over(slot: _Slot) -> bool:
 
 
 def _reason(worker: str, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return f"{worker} died ({type(error).__name__}): {first}"[:500]
+    """Why a worker is gone, from what Ray says about it."""
+    text = str(error).strip()
+    if "low on memory" in text or "OutOfMemory" in type(error).__name__:
+        return f"{worker} was killed because its machine ran low on memory"
+    if "creation task" in text:
+        return f"{worker} could not start: {text.splitlines()[-1]}"
+    if "SYSTEM_ERROR" in text:
+        return f"{worker} died: its process crashed, or was killed (by the kernel for want of memory, or by someone)"
+    return f"{worker} is gone ({type(error).__name__}): {text.splitlines()[0] if text else 'no reason given'}"[:500]

@@ -18,17 +18,19 @@ from orchestrator.errors import RayUnreachableError
 
 #: Ray's own store carries our reports and nothing else; left to itself it reserves 30 % of the memory.
 _OBJECT_STORE_BYTES = 100 * 2**20
-_JOIN_TIMEOUT_S = 60.0
 
 
 @contextmanager
-def ray_cluster(*, workers: int, niceness: int, address: str | None, state_dir: Path) -> Iterator[None]:
+def ray_cluster(
+    *, workers: int, niceness: int, address: str | None, state_dir: Path, join_timeout_s: float = 60.0
+) -> Iterator[None]:
     """Connects this process to a Ray of its own, or to the one at `address`, until the end of the block.
 
     Args:
         workers: processes the private Ray has room for.
         niceness: of those processes; an existing Ray has its own.
         address: HOST:PORT of a running head (its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH); None starts one.
+        join_timeout_s: how long to wait for somebody to listen at `address`.
         state_dir: where the token of the private Ray is kept, readable by its owner alone.
 
     Raises:
@@ -43,7 +45,7 @@ def ray_cluster(*, workers: int, niceness: int, address: str | None, state_dir: 
     if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_token_file(state_dir)))
     if address is not None:
-        _wait_for_port(address)
+        _wait_for_port(address, timeout_s=join_timeout_s)
     temp_dir = None if address is not None else _temp_dir()
     import ray  # reads the environment above
 
@@ -92,12 +94,12 @@ def _temp_dir() -> Path:
     return path
 
 
-def _wait_for_port(address: str) -> None:
+def _wait_for_port(address: str, *, timeout_s: float) -> None:
     """Returns when somebody listens at HOST:PORT; Ray itself would wait for minutes without a word."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise RayUnreachableError(f"the address of Ray must be HOST:PORT, not {address!r}")
-    deadline_s = time.monotonic() + _JOIN_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=5.0).close()

@@ -107,9 +107,21 @@ class Scheduler:
         """Asks `run` to end; safe in a signal handler."""
         self._stopping = True
 
+    def stand_by(self) -> bool:
+        """Waits, without a worker, until this scheduler leads (True) or is asked to stop (False)."""
+        while not self._stopping:
+            try:
+                self._lead()
+                self._tend()
+            except _NO_DATABASE as error:
+                self._outlast(error)
+            if self._leading:
+                return True
+            time.sleep(self._database_wait_s or self._settings.tend_s)
+        return False
+
     def run(self) -> None:
         """Schedules until `stop` is called. A database that goes away is waited for."""
-        logger.info("scheduler %s: %d workers", self.id, len(self._executor))
         while not self._stopping:
             self.turn()
         self.close()
@@ -303,7 +315,7 @@ def main() -> int:
     try:
         engine = _engine(settings)
         store = _store(settings)
-        with RayExecutor(
+        executor = RayExecutor(
             workers=options.workers,
             store=store,
             state_dir=settings.home,
@@ -312,15 +324,24 @@ def main() -> int:
             gpus_per_worker=options.worker_gpus,
             silence_limit_s=options.silence_limit_s,
             stop_grace_s=options.stop_grace_s,
-        ) as executor:
-            scheduler = Scheduler(engine, executor, store=store, settings=options, fits=FitProcess(engine))
-            for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets handlers of its own
-                signal.signal(number, lambda *_: scheduler.stop())
-            scheduler.run()
+        )
+        scheduler = Scheduler(engine, executor, store=store, settings=options, fits=FitProcess(engine))
+        _stop_on_signals(scheduler)
+        if scheduler.stand_by():
+            with executor:
+                _stop_on_signals(scheduler)  # again: Ray sets handlers of its own
+                scheduler.run()
+        else:
+            scheduler.close()
     except (DatabaseError, OrchestratorError) as error:
         print(f"The scheduler cannot start: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _stop_on_signals(scheduler: Scheduler) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: scheduler.stop())
 
 
 def _engine(settings: Settings) -> Engine:

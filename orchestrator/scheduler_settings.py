@@ -29,7 +29,7 @@ class SchedulerSettings(BaseSettings):
         stop_grace_s: `LONGLAW_STOP_GRACE_S`, how long work may take to reach a checkpoint when it is asked to stop.
         silence_limit_s: `LONGLAW_SILENCE_LIMIT_S`, after which a worker that does not answer is given up.
         fit_debounce_s: `LONGLAW_FIT_DEBOUNCE_S`, how long a series must be quiet before its law is fitted again.
-        poll_s: how long one turn waits for news.
+        poll_s: how long one turn waits for news, at most.
         tend_s: time between heartbeats, lease renewals and looks at what became possible.
     """
 
@@ -47,5 +47,5 @@ class SchedulerSettings(BaseSettings):
     stop_grace_s: float = Field(default=10.0, ge=0)
     silence_limit_s: float = Field(default=60.0, gt=0)
     fit_debounce_s: float = Field(default=3.0, ge=0)
-    poll_s: float = Field(default=0.1, gt=0)
+    poll_s: float = Field(default=0.25, gt=0)
     tend_s: float = Field(default=0.5, ge=0)

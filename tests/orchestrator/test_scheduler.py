@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,7 +156,7 @@ def test_restarted_scheduler_launches_nothing_that_is_done(
 def test_grid_goes_on_from_the_last_checkpoint_of_a_killed_worker(
     undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str
 ) -> None:
-    """B78: the work of a worker killed in the middle of a segment is resumed, and its numbers do not tell."""
+    """B74, B78: the work of a worker killed in the middle of a segment is resumed, and its numbers do not tell."""
     submit_tiny(lab.engine, tiny_document(corpus))
     pids = lab.workers.pids()
     lab.turn_until(trunk_runs)
@@ -174,6 +175,8 @@ def test_grid_goes_on_from_the_last_checkpoint_of_a_killed_worker(
         again = session.scalars(select(Attempt).where(Attempt.segment_id == lost.segment_id, Attempt.number == 2)).one()
         row = session.get_one(Segment, lost.segment_id)
     assert lost.failure_kind == "infrastructure"
+    assert lost.reason is not None
+    assert lost.reason.startswith(f"{worker} died: its process crashed, or was killed")
     assert again.start_step is not None
     assert again.start_step > 0
     assert (row.state, row.user_failures) == ("SUCCEEDED", 0)
@@ -218,8 +221,9 @@ def test_killed_scheduler_is_replaced_without_a_trace_in_the_numbers(
         assert session.scalar(select(func.max(Segment.infrastructure_failures))) == 0
         assert list(session.scalars(select(Scheduler.id).where(Scheduler.leading))) == [lab.scheduler.id]
     assert measured_numbers(lab.engine) == undisturbed[1]
-    workers = [child for child in children if child.is_running() and "ray::Worker" in " ".join(child.cmdline())]
-    assert workers == []
+    # Ray's two agents look after their parent once in a while and are gone within a minute; nothing else is left.
+    left = [" ".join(child.cmdline()) for child in children if child.is_running()]
+    assert [command for command in left if command and "Agent" not in command] == []
 
 
 def test_database_that_goes_away_interrupts_no_training(
@@ -262,6 +266,23 @@ def test_diverging_segment_fails_with_all_that_waits_for_it(lab: Lab, corpus: st
     assert trunk.reason.startswith("DivergedError: ")
     assert others == {f"parent failed: {trunk.reason}"}
     assert evaluations == {("FAILED", f"parent failed: {trunk.reason}")}
+
+
+def test_standby_takes_over_when_the_leader_goes(lab: Lab, tmp_path: Path) -> None:
+    lab.turn_until(lambda _: lab.scheduler.leading)
+    idle = RayExecutor(workers=1, store=tmp_path, state_dir=tmp_path)
+    standby = scheduler_module.Scheduler(lab.engine, idle, store=tmp_path, settings=SETTINGS)
+    waiting = threading.Thread(target=standby.stand_by)
+    waiting.start()
+    lab.turn_until(lambda session: session.scalar(select(func.count()).select_from(Scheduler)) == 2)
+    assert lab.scheduler.leading
+    assert not standby.leading
+    lab.scheduler.close()
+    waiting.join(timeout=60.0)
+    assert standby.leading
+    with Session(lab.engine) as session:
+        assert list(session.scalars(select(Scheduler.id).where(Scheduler.leading))) == [standby.id]
+    standby.close()
 
 
 def test_closed_scheduler_puts_running_work_back_at_no_ones_expense(lab: Lab, corpus: str) -> None:
