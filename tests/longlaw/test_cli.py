@@ -14,8 +14,11 @@ from unittest import mock
 
 import pytest
 import yaml
+from rich.console import Console
 
 from longlaw.cli import main
+from longlaw.client import Client
+from longlaw.grid_commands import follow
 from tests.api import seeding
 from tests.longlaw.conftest import Finished
 
@@ -86,6 +89,16 @@ def test_finished_grid_is_shown_and_watching_it_ends_at_once(finished: Finished)
     watched = _longlaw("grid", "watch", url=finished.url)
     assert watched.returncode == 0
     assert watched.stdout.startswith("SUCCEEDED 100% of ")
+
+
+def test_live_view_shows_a_bar_per_scale_and_ends_with_the_grid(finished: Finished) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Client(finished.url) as client:
+        assert follow(client, finished.grid_id, screen) == "SUCCEEDED"
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    for text in ("small", "8 of 8 cells measured", "d32", "d64", "4/4 evaluated", "━━━", "done"):
+        assert text in shown
 
 
 def test_corpus_is_looked_up_in_the_store(service: str, tmp_path: Path) -> None:
