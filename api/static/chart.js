@@ -38,7 +38,14 @@ export function theme() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
   const ramp = read("--ramp").split(" ");
-  return { text: read("--text"), muted: read("--muted"), grid: read("--grid"), surface: read("--surface"), ramp, font: style.fontFamily };
+  return {
+    text: read("--text"),
+    muted: read("--muted"),
+    grid: read("--grid"),
+    surface: read("--surface"),
+    ramp,
+    font: style.fontFamily,
+  };
 }
 
 /** The colour of place `index` of `count` along a ramp of rising lightness, which every kind of sight can order. */
@@ -56,7 +63,8 @@ export function colour(index, count, ramp) {
 /** A point's mark for the legend: a filled shape, or a hollow one. */
 export function swatch(index, paint, { hollow = false, cross = false, opacity = 1 } = {}) {
   const svg = document.createElementNS(SVG, "svg");
-  for (const [name, value] of Object.entries({ viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" })) svg.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true" }))
+    svg.setAttribute(name, value);
   const path = document.createElementNS(SVG, "path");
   path.setAttribute("d", cross ? "M2 2 10 10M10 2 2 10" : SHAPES[index % SHAPES.length]);
   path.setAttribute("fill", hollow || cross ? "none" : paint);
@@ -93,13 +101,24 @@ export function figure({ facet, panels, groups, points, curves, band, level, ppl
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: colours.font, size: 12, color: colours.text },
-    hoverlabel: { bgcolor: colours.surface, bordercolor: colours.muted, font: { color: colours.text, family: colours.font }, align: "left" },
+    hoverlabel: {
+      bgcolor: colours.surface,
+      bordercolor: colours.muted,
+      font: { color: colours.text, family: colours.font },
+      align: "left",
+    },
     hovermode: "closest",
     dragmode: width < 600 ? false : "zoom",
     showlegend: false,
     annotations: [
       note("D<sub>l</sub>, long-context tokens", { x: 0.5, y: 0, yshift: -50 }),
-      note(`${ppl ? "LongPPL" : "log LongPPL, nats per token"}${shared ? "" : " (one scale, shifted by panel)"}`, { x: 0, y: 0.5, xshift: -58, xanchor: "center", textangle: -90 }),
+      note(`${ppl ? "LongPPL" : "log LongPPL, nats per token"}${shared ? "" : " (one scale, shifted by panel)"}`, {
+        x: 0,
+        y: 0.5,
+        xshift: -58,
+        xanchor: "center",
+        textangle: -90,
+      }),
     ],
   };
   panels.forEach((panel, index) => {
@@ -110,20 +129,68 @@ export function figure({ facet, panels, groups, points, curves, band, level, ppl
     const domain = { x: [left, left + cellWidth / area.width], y: [Math.max(0, top - panelHeight / area.height), top] };
     const number = index === 0 ? "" : String(index + 1);
     const [mine, curvesHere] = [points, curves].map((list) => list.filter((item) => item.panel === panel.key));
-    const line = { gridcolor: colours.grid, linecolor: colours.muted, zeroline: false, tickfont: { size: 11, color: colours.muted }, tickcolor: colours.grid };
-    layout[`xaxis${number}`] = { ...line, ...longAxis(mine, curvesHere, cellWidth), type: "log", domain: domain.x, anchor: `y${number}`, showline: true };
-    layout[`yaxis${number}`] = { ...line, range: ranges[index], domain: domain.y, anchor: `x${number}`, showticklabels: column === 0 || !shared, nticks: 7, tickformat: `.${decimals}f`, ...(number && shared && { matches: "y" }) };
+    const line = {
+      gridcolor: colours.grid,
+      linecolor: colours.muted,
+      zeroline: false,
+      tickfont: { size: 11, color: colours.muted },
+      tickcolor: colours.grid,
+    };
+    layout[`xaxis${number}`] = {
+      ...line,
+      ...longAxis(mine, curvesHere, cellWidth),
+      type: "log",
+      domain: domain.x,
+      anchor: `y${number}`,
+      showline: true,
+    };
+    layout[`yaxis${number}`] = {
+      ...line,
+      range: ranges[index],
+      domain: domain.y,
+      anchor: `x${number}`,
+      showticklabels: column === 0 || !shared,
+      nticks: 7,
+      tickformat: `.${decimals}f`,
+      ...(number && shared && { matches: "y" }),
+    };
     layout.annotations.push(
-      note(`<b>${facet === "n_params" ? "" : "D<sub>s</sub> = "}${plain(panel.label)}</b>`, { x: domain.x[0], y: domain.y[1], xanchor: "left", yanchor: "bottom", yshift: 6, font: { size: 12, color: colours.text } }),
+      note(`<b>${facet === "n_params" ? "" : "D<sub>s</sub> = "}${plain(panel.label)}</b>`, {
+        x: domain.x[0],
+        y: domain.y[1],
+        xanchor: "left",
+        yanchor: "bottom",
+        yshift: 6,
+        font: { size: 12, color: colours.text },
+      }),
     );
     groups.forEach((group, place) => {
-      const style = { axes: { xaxis: `x${number}`, yaxis: `y${number}` }, paint: colour(place, groups.length, colours.ramp), symbol: SYMBOLS[place % SYMBOLS.length], label: group.label };
-      for (const curve of curvesHere.filter((item) => item.group === group.key)) traces.push(...curveTraces(curve, style, { band, level, value, ppl }));
+      const style = {
+        axes: { xaxis: `x${number}`, yaxis: `y${number}` },
+        paint: colour(place, groups.length, colours.ramp),
+        symbol: SYMBOLS[place % SYMBOLS.length],
+        label: group.label,
+      };
+      for (const curve of curvesHere.filter((item) => item.group === group.key))
+        traces.push(...curveTraces(curve, style, { band, level, value, ppl }));
     });
     groups.forEach((group, place) => {
-      const style = { axes: { xaxis: `x${number}`, yaxis: `y${number}` }, paint: colour(place, groups.length, colours.ramp), symbol: SYMBOLS[place % SYMBOLS.length], label: group.label };
+      const style = {
+        axes: { xaxis: `x${number}`, yaxis: `y${number}` },
+        paint: colour(place, groups.length, colours.ramp),
+        symbol: SYMBOLS[place % SYMBOLS.length],
+        label: group.label,
+      };
       const own = mine.filter((item) => item.group === group.key);
-      for (const role of Object.keys(ROLES)) traces.push(...pointTraces(own.filter((item) => item.role === role), role, style, { value, ppl }));
+      for (const role of Object.keys(ROLES))
+        traces.push(
+          ...pointTraces(
+            own.filter((item) => item.role === role),
+            role,
+            style,
+            { value, ppl },
+          ),
+        );
     });
   });
   return { traces, layout };
@@ -156,14 +223,32 @@ function curveTraces(curve, style, { band, level, value, ppl }) {
   }
   const outside = curve.at.map((point) => Math.max(...Object.values(point.extrapolation)) > 1);
   const solid = curve.at.map((point, index) => (outside[index] ? null : value(point.log_longppl)));
-  const dashed = curve.at.map((point, index) => (outside[index] || outside[index - 1] || outside[index + 1] ? value(point.log_longppl) : null));
+  const dashed = curve.at.map((point, index) =>
+    outside[index] || outside[index - 1] || outside[index + 1] ? value(point.log_longppl) : null,
+  );
   const said = curve.at.map((point) => {
-    const interval = point.low === null ? "no interval" : `${percentText(level)} of the law: ${shown(value(point.low), ppl)} … ${shown(value(point.high), ppl)}`;
+    const interval =
+      point.low === null
+        ? "no interval"
+        : `${percentText(level)} of the law: ${shown(value(point.low), ppl)} … ${shown(value(point.high), ppl)}`;
     return `<b>${plain(label)}</b><br>D<sub>l</sub> ${short(point.long_tokens)}<br>predicted ${shown(value(point.log_longppl), ppl)}<br>${interval}`;
   });
-  for (const [meta, y, dash] of [["predicted", solid, "solid"], ["extrapolated", dashed, "5px,4px"]]) {
+  for (const [meta, y, dash] of [
+    ["predicted", solid, "solid"],
+    ["extrapolated", dashed, "5px,4px"],
+  ]) {
     if (y.every((item) => item === null)) continue;
-    traces.push({ ...axes, name: label, meta, x: xs, y, mode: "lines", line: { color: paint, width: 1.8, dash }, text: said, hovertemplate: "%{text}<extra></extra>" });
+    traces.push({
+      ...axes,
+      name: label,
+      meta,
+      x: xs,
+      y,
+      mode: "lines",
+      line: { color: paint, width: 1.8, dash },
+      text: said,
+      hovertemplate: "%{text}<extra></extra>",
+    });
   }
   return traces;
 }
@@ -172,7 +257,11 @@ function pointTraces(points, role, style, { value, ppl }) {
   if (points.length === 0) return [];
   const { axes, paint, symbol, label } = style;
   const marker = MARKERS[role];
-  const errors = points.map((point) => (point.se === null ? [0, 0] : [value(point.y + point.se) - value(point.y), value(point.y) - value(point.y - point.se)]));
+  const errors = points.map((point) =>
+    point.se === null
+      ? [0, 0]
+      : [value(point.y + point.se) - value(point.y), value(point.y) - value(point.y - point.se)],
+  );
   const trace = {
     ...axes,
     name: `${label}: ${ROLES[role]}`,
@@ -180,12 +269,26 @@ function pointTraces(points, role, style, { value, ppl }) {
     x: points.map((point) => Number(point.long)),
     y: points.map((point) => value(point.y)),
     mode: "markers",
-    marker: { color: paint, symbol: marker.symbol ?? symbol + marker.suffix, size: 8, opacity: marker.opacity, line: { color: paint, width: 1.6 } },
+    marker: {
+      color: paint,
+      symbol: marker.symbol ?? symbol + marker.suffix,
+      size: 8,
+      opacity: marker.opacity,
+      line: { color: paint, width: 1.6 },
+    },
     text: points.map((point) => pointText(point, label, role, value, ppl)),
     hovertemplate: "%{text}<extra></extra>",
   };
   if (points.some((point) => point.se !== null)) {
-    trace.error_y = { type: "data", symmetric: false, array: errors.map(([up]) => up), arrayminus: errors.map(([, down]) => down), color: paint, thickness: 1.2, width: 3 };
+    trace.error_y = {
+      type: "data",
+      symmetric: false,
+      array: errors.map(([up]) => up),
+      arrayminus: errors.map(([, down]) => down),
+      color: paint,
+      thickness: 1.2,
+      width: 3,
+    };
   }
   return [trace];
 }
@@ -206,7 +309,9 @@ const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replac
  * as those of different N do, each begins where its own values do.
  */
 function valueRanges(panels, points, curves, value) {
-  const spans = panels.map((panel) => valueSpan(...[points, curves].map((list) => list.filter((item) => item.panel === panel.key)), value));
+  const spans = panels.map((panel) =>
+    valueSpan(...[points, curves].map((list) => list.filter((item) => item.panel === panel.key)), value),
+  );
   const all = valueSpan(points, curves, value);
   const widest = spans.reduce((length, [low, high]) => Math.max(length, high - low), 0);
   if (all[1] - all[0] <= ALIKE * widest) return { ranges: panels.map(() => all), shared: true };
@@ -215,7 +320,10 @@ function valueRanges(panels, points, curves, value) {
 
 /** The span of values over points and lines; a band that is far wider is cut rather than flattening all else. */
 function valueSpan(points, curves, value) {
-  const logs = [...points.map((point) => point.y), ...curves.flatMap((curve) => curve.at.map((point) => point.log_longppl))];
+  const logs = [
+    ...points.map((point) => point.y),
+    ...curves.flatMap((curve) => curve.at.map((point) => point.log_longppl)),
+  ];
   if (logs.length === 0) return [0, 1];
   const [low, high] = [value(logs.reduce((a, b) => Math.min(a, b))), value(logs.reduce((a, b) => Math.max(a, b)))];
   const margin = 0.07 * (high - low) || 0.05 * Math.abs(high) || 1;
@@ -223,8 +331,14 @@ function valueSpan(points, curves, value) {
 }
 
 function longAxis(points, curves, width) {
-  const xs = [...points.map((point) => Number(point.long)), ...curves.flatMap((curve) => [curve.at[0].long_tokens, curve.at.at(-1).long_tokens])];
-  const [low, high] = [xs.reduce((a, b) => Math.min(a, b), Infinity) / 1.12, xs.reduce((a, b) => Math.max(a, b), 0) * 1.12];
+  const xs = [
+    ...points.map((point) => Number(point.long)),
+    ...curves.flatMap((curve) => [curve.at[0].long_tokens, curve.at.at(-1).long_tokens]),
+  ];
+  const [low, high] = [
+    xs.reduce((a, b) => Math.min(a, b), Infinity) / 1.12,
+    xs.reduce((a, b) => Math.max(a, b), 0) * 1.12,
+  ];
   const tickvals = ticks(low, high, Math.max(3, Math.floor(width / 60)));
   return { range: [Math.log10(low), Math.log10(high)], tickvals, ticktext: tickvals.map(short) };
 }
@@ -236,7 +350,8 @@ function ticks(low, high, most) {
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
       found.push(...steps.map((step) => step * 10 ** power).filter((value) => value >= low && value <= high));
     }
-    if (found.length <= most) return found.length > 1 || steps.length === 1 ? found : [low, high].map((value) => Number(value.toPrecision(2)));
+    if (found.length <= most)
+      return found.length > 1 || steps.length === 1 ? found : [low, high].map((value) => Number(value.toPrecision(2)));
   }
   return [];
 }

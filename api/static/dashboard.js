@@ -42,8 +42,16 @@ async function round() {
 function lost(error) {
   lostSince ??= clock();
   if (!isAnswer(error)) console.error(error);
-  const what = error instanceof ProblemError ? `The service answers with an error: ${error.message}` : isAnswer(error) ? "The service does not answer" : `This page has a fault: ${error.message}`;
-  setText(byId("outage"), `${what}. What you see is from before ${lostSince}; trying again every few seconds. Running training is not affected.`);
+  const what =
+    error instanceof ProblemError
+      ? `The service answers with an error: ${error.message}`
+      : isAnswer(error)
+        ? "The service does not answer"
+        : `This page has a fault: ${error.message}`;
+  setText(
+    byId("outage"),
+    `${what}. What you see is from before ${lostSince}; trying again every few seconds. Running training is not affected.`,
+  );
   byId("outage").hidden = false;
   setText(byId("connection"), `Not live since ${lostSince}`);
 }

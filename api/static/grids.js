@@ -36,7 +36,9 @@ export function gridsView(initialId, chosen) {
 
   async function refreshList() {
     const cursor = cursors.at(-1);
-    const asked = await ask(`/v1/grids?limit=${PAGE}` + (cursor === null ? "" : `&cursor=${encodeURIComponent(cursor)}`));
+    const asked = await ask(
+      `/v1/grids?limit=${PAGE}` + (cursor === null ? "" : `&cursor=${encodeURIComponent(cursor)}`),
+    );
     if (cursor !== cursors.at(-1)) return;
     page = asked;
     byId("no-grids").hidden = page.items.length > 0 || cursors.length > 1;
@@ -48,11 +50,17 @@ export function gridsView(initialId, chosen) {
   }
 
   function drawList() {
-    keyed(byId("grid-list"), page.items, (grid) => grid.id, makeEntry, (entry, grid) => {
-      const button = entry.firstElementChild;
-      button.setAttribute("aria-current", String(grid.id === gridId));
-      setPill(button.querySelector(".pill"), grid.state);
-    });
+    keyed(
+      byId("grid-list"),
+      page.items,
+      (grid) => grid.id,
+      makeEntry,
+      (entry, grid) => {
+        const button = entry.firstElementChild;
+        button.setAttribute("aria-current", String(grid.id === gridId));
+        setPill(button.querySelector(".pill"), grid.state);
+      },
+    );
   }
 
   function makeEntry(grid) {
@@ -102,16 +110,38 @@ export function gridsView(initialId, chosen) {
     const cells = Object.values(grid.cells).reduce((sum, count) => sum + count, 0);
     setText(byId("tile-cells"), `${grouped(grid.cells.MEASURED)} of ${grouped(cells)}`);
     const rest = ["RUNNING", "PENDING", "FAILED", "CANCELLED"].filter((state) => grid.cells[state]);
-    setText(byId("tile-cells-rest"), rest.map((state) => `${grouped(grid.cells[state])} ${state.toLowerCase()}`).join(", ") || "all of them");
+    setText(
+      byId("tile-cells-rest"),
+      rest.map((state) => `${grouped(grid.cells[state])} ${state.toLowerCase()}`).join(", ") || "all of them",
+    );
     setText(byId("tile-rate"), grid.tokens_per_s ? grouped(Math.round(grid.tokens_per_s)) : "–");
     setText(byId("tile-eta"), OPEN.has(grid.state) ? (grid.eta_s === null ? "unknown" : duration(grid.eta_s)) : "–");
-    setText(byId("tile-eta-note"), OPEN.has(grid.state) ? (grid.eta_s === null ? "until every scale trains" : "at the present speed") : `ended ${grid.state.toLowerCase()}`);
+    setText(
+      byId("tile-eta-note"),
+      OPEN.has(grid.state)
+        ? grid.eta_s === null
+          ? "until every scale trains"
+          : "at the present speed"
+        : `ended ${grid.state.toLowerCase()}`,
+    );
 
-    keyed(byId("scale-rows"), grid.scales, (scale) => scale.scale, makeScale, (row, scale) => drawScale(row, grid, scale));
+    keyed(
+      byId("scale-rows"),
+      grid.scales,
+      (scale) => scale.scale,
+      makeScale,
+      (row, scale) => drawScale(row, grid, scale),
+    );
     byId("attempts").hidden = grid.attempts.length === 0;
     rebuild(byId("attempt-rows"), [grid.attempts, clock()], () => grid.attempts.map(attemptRow));
-    drawReasons("waiting", grid.waiting.map((item) => ({ ...item, text: item.why })));
-    drawReasons("failures", grid.failures.map((item) => ({ ...item, text: item.reason })));
+    drawReasons(
+      "waiting",
+      grid.waiting.map((item) => ({ ...item, text: item.why })),
+    );
+    drawReasons(
+      "failures",
+      grid.failures.map((item) => ({ ...item, text: item.reason })),
+    );
   }
 
   function neverLess(key, done, total) {
@@ -126,7 +156,12 @@ export function gridsView(initialId, chosen) {
       "tr",
       {},
       h("th", { scope: "row" }, scale.scale),
-      h("td", { class: "bar" }, h("progress", { max: "1", value: "0", "aria-label": `Tokens of ${scale.scale}` }), h("span", { class: "share" })),
+      h(
+        "td",
+        { class: "bar" },
+        h("progress", { max: "1", value: "0", "aria-label": `Tokens of ${scale.scale}` }),
+        h("span", { class: "share" }),
+      ),
       h("td", { class: "number done" }),
       h("td", { class: "number total" }),
       h("td", { class: "number rate" }),
@@ -152,7 +187,8 @@ export function gridsView(initialId, chosen) {
       await refreshGrid();
     },
     /** Whether anything that is shown may change soon. */
-    isActive: () => (page?.items ?? []).some((grid) => OPEN.has(grid.state)) || OPEN.has(byId("grid-state").dataset.state),
+    isActive: () =>
+      (page?.items ?? []).some((grid) => OPEN.has(grid.state)) || OPEN.has(byId("grid-state").dataset.state),
     chosenId: () => gridId,
   };
 }
@@ -163,9 +199,15 @@ function facts(grid) {
     h("span", {}, "Submitted ", time(grid.created_at)),
     h("span", {}, PROTOCOLS[grid.protocol] ?? grid.protocol),
     h("span", {}, h("b", {}, grouped(grid.tokens_train)), " tokens to train"),
-    Number(grid.tokens_train) > 0 && saved > 1.005 ? h("span", {}, `${significant(saved, 3)}× fewer than without sharing`) : null,
+    Number(grid.tokens_train) > 0 && saved > 1.005
+      ? h("span", {}, `${significant(saved, 3)}× fewer than without sharing`)
+      : null,
     h("span", {}, `${grid.flops ? grid.flops.toExponential(1).replace("e+", "e") : 0} FLOPs`),
-    h("span", {}, `${grid.gpu_hours > 0 && grid.gpu_hours < 0.001 ? "below 0.001" : significant(grid.gpu_hours, 2)} GPU-hours planned`),
+    h(
+      "span",
+      {},
+      `${grid.gpu_hours > 0 && grid.gpu_hours < 0.001 ? "below 0.001" : significant(grid.gpu_hours, 2)} GPU-hours planned`,
+    ),
     grid.holdout ? h("span", {}, `holds out ${grid.holdout}`) : null,
   ];
   return parts.filter(Boolean);
@@ -180,7 +222,10 @@ const share = (done, total) => (Number(total) ? Number(done) / Number(total) : 1
 
 function attemptRow(attempt) {
   const what = attempt.kind === "EVALUATION" ? `evaluation, ${attempt.what}` : (WORDS[attempt.what] ?? attempt.what);
-  const step = attempt.step === null ? "–" : grouped(attempt.step) + (attempt.target_step === null ? "" : ` / ${grouped(attempt.target_step)}`);
+  const step =
+    attempt.step === null
+      ? "–"
+      : grouped(attempt.step) + (attempt.target_step === null ? "" : ` / ${grouped(attempt.target_step)}`);
   const since_s = Math.max(0, (Date.now() - new Date(attempt.started_at)) / 1000);
   return h(
     "tr",
@@ -201,7 +246,13 @@ function drawReasons(id, items) {
   rebuild(byId(id === "waiting" ? "waiting-rows" : "failure-rows"), items, () => {
     const rows = items.slice(0, SHOWN).map((item) => {
       const kind = item.kind.toLowerCase() + (item.count === 1 ? "" : "s");
-      return h("li", {}, h("b", {}, item.scale), h("span", { class: "count" }, `${grouped(item.count)} ${kind}`), h("span", {}, item.text));
+      return h(
+        "li",
+        {},
+        h("b", {}, item.scale),
+        h("span", { class: "count" }, `${grouped(item.count)} ${kind}`),
+        h("span", {}, item.text),
+      );
     });
     if (items.length > SHOWN) rows.push(h("li", {}, `and ${items.length - SHOWN} more reasons`));
     return rows;

@@ -15,7 +15,16 @@ const OPEN = new Set(["PENDING", "RUNNING"]);
 
 /** `fitShown(fit)` is called with the details of each newly chosen fit, or null. */
 export function lawView(initial, fitShown) {
-  const state = { all: [], seriesId: initial.series, choice: initial.fit ?? LATEST, fits: [], fit: null, loaded: null, rows: [], answer: null };
+  const state = {
+    all: [],
+    seriesId: initial.series,
+    choice: initial.fit ?? LATEST,
+    fits: [],
+    fit: null,
+    loaded: null,
+    rows: [],
+    answer: null,
+  };
   const hidden = { n_params: new Set(), short_tokens: new Set() };
   let chipsTouched = false;
   let turn = 0; // of loading; an answer that comes after a newer question is dropped
@@ -29,7 +38,8 @@ export function lawView(initial, fitShown) {
   byId("fit").addEventListener("change", (event) => choose({ choice: event.target.value }));
   byId("level").addEventListener("change", () => attempt(draw));
   byId("band").addEventListener("change", () => attempt(draw));
-  for (const name of ["panels", "axis"]) controls.elements[name].forEach((radio) => radio.addEventListener("change", () => attempt(draw)));
+  for (const name of ["panels", "axis"])
+    controls.elements[name].forEach((radio) => radio.addEventListener("change", () => attempt(draw)));
   byId("rows").addEventListener("toggle", drawRows);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => attempt(draw));
   new ResizeObserver(() => byId("chart").clientWidth !== drawnWidth && attempt(draw)).observe(byId("chart"));
@@ -61,7 +71,9 @@ export function lawView(initial, fitShown) {
     byId("law-body").hidden = !byId("no-series").hidden;
     if (byId("law-body").hidden) return;
     if (!state.all.some((item) => item.id === state.seriesId)) {
-      state.seriesId = (state.all.findLast((item) => item.latest_fit_id) ?? state.all.findLast((item) => item.observations > 0)).id;
+      state.seriesId = (
+        state.all.findLast((item) => item.latest_fit_id) ?? state.all.findLast((item) => item.observations > 0)
+      ).id;
     }
     await load();
   }
@@ -81,7 +93,9 @@ export function lawView(initial, fitShown) {
     const chosen = resolve(series);
     const loaded = `${series.id} ${series.observations} ${series.latest_fit_id}`;
     const [rows, fit] = await Promise.all([
-      state.loaded === loaded ? state.rows : askAll(`/v1/observations?series=${encodeURIComponent(series.id)}&limit=1000`, MOST_OBSERVATIONS),
+      state.loaded === loaded
+        ? state.rows
+        : askAll(`/v1/observations?series=${encodeURIComponent(series.id)}&limit=1000`, MOST_OBSERVATIONS),
       chosen === null || chosen.id === state.fit?.id ? state.fit : ask(`/v1/fits/${chosen.id}`),
     ]);
     if (mine !== turn) return;
@@ -97,7 +111,9 @@ export function lawView(initial, fitShown) {
   function resolve(series) {
     if (state.choice === LATEST) return series.latest_fit_id === null ? null : { id: series.latest_fit_id };
     const holdout = state.choice.startsWith(`${LATEST}:`) ? state.choice.slice(LATEST.length + 1) : null;
-    const found = state.fits.find((fit) => (holdout === null ? fit.id === state.choice : fit.state === "SUCCEEDED" && fit.holdout?.selection === holdout));
+    const found = state.fits.find((fit) =>
+      holdout === null ? fit.id === state.choice : fit.state === "SUCCEEDED" && fit.holdout?.selection === holdout,
+    );
     if (found !== undefined || holdout !== null) return found ?? null;
     return /^[0-9a-f-]{36}$/.test(state.choice) ? { id: state.choice } : null;
   }
@@ -106,13 +122,33 @@ export function lawView(initial, fitShown) {
     const option = (item) => h("option", { value: item.value });
     const name = (element, item) => setText(element, item.text);
     const list = state.all.filter((item) => item.observations > 0 || item.id === state.seriesId);
-    keyed(byId("series"), list.map((item) => ({ value: item.id, text: `${item.label} (${grouped(item.observations)} points)` })), (item) => item.value, option, name);
+    keyed(
+      byId("series"),
+      list.map((item) => ({ value: item.id, text: `${item.label} (${grouped(item.observations)} points)` })),
+      (item) => item.value,
+      option,
+      name,
+    );
     byId("series").value = state.seriesId;
-    const holdouts = [...new Set(state.fits.filter((fit) => fit.state === "SUCCEEDED" && fit.holdout).map((fit) => fit.holdout.selection))];
+    const holdouts = [
+      ...new Set(
+        state.fits.filter((fit) => fit.state === "SUCCEEDED" && fit.holdout).map((fit) => fit.holdout.selection),
+      ),
+    ];
     const choices = [
       { value: LATEST, text: series.latest_fit_id === null ? "latest: none yet" : "latest, nothing held out" },
       ...holdouts.map((selection) => ({ value: `${LATEST}:${selection}`, text: `latest, holding out ${selection}` })),
-      ...state.fits.map((fit) => ({ value: fit.id, text: [timeText(fit.created_at), fit.status ?? fit.state, fit.n_observations && `${fit.n_observations} points`, fit.holdout && `holding out ${fit.holdout.selection}`].filter(Boolean).join(" · ") })),
+      ...state.fits.map((fit) => ({
+        value: fit.id,
+        text: [
+          timeText(fit.created_at),
+          fit.status ?? fit.state,
+          fit.n_observations && `${fit.n_observations} points`,
+          fit.holdout && `holding out ${fit.holdout.selection}`,
+        ]
+          .filter(Boolean)
+          .join(" · "),
+      })),
     ];
     if (!choices.some((item) => item.value === state.choice)) choices.push({ value: state.choice, text: state.choice });
     keyed(byId("fit"), choices, (item) => item.value, option, name);
@@ -120,20 +156,30 @@ export function lawView(initial, fitShown) {
     const open = state.fits.find((fit) => OPEN.has(fit.state));
     const failed = state.fits[0]?.state === "FAILED" ? `The newest fit failed: ${state.fits[0].reason}` : "";
     if (open) say(`A fit ${open.state === "RUNNING" ? "is running" : "is queued"}; the chart follows when it ends.`);
-    else if (series.observations > MOST_OBSERVATIONS) say(`The first ${grouped(MOST_OBSERVATIONS)} of ${grouped(series.observations)} observations are shown.`);
-    else if (series.latest_fit_id === null) say(failed || "No fit yet: the law has seven parameters and needs at least seven different points.");
+    else if (series.observations > MOST_OBSERVATIONS)
+      say(`The first ${grouped(MOST_OBSERVATIONS)} of ${grouped(series.observations)} observations are shown.`);
+    else if (series.latest_fit_id === null)
+      say(failed || "No fit yet: the law has seven parameters and needs at least seven different points.");
     else say(failed);
   }
 
   /** Observations as points of the chart, with their roles in the fit. */
   function chartPoints() {
-    const roles = new Map((state.fit?.state === "SUCCEEDED" ? state.fit.observations : []).map((item) => [item.id, item.role]));
+    const roles = new Map(
+      (state.fit?.state === "SUCCEEDED" ? state.fit.observations : []).map((item) => [item.id, item.role]),
+    );
     const points = state.rows.map((row) => ({
-      n: row.n_params, short: row.short_tokens, long: row.long_tokens, scale: row.scale, y: row.log_longppl, se: row.log_longppl_se,
+      n: row.n_params,
+      short: row.short_tokens,
+      long: row.long_tokens,
+      scale: row.scale,
+      y: row.log_longppl,
+      se: row.log_longppl_se,
       role: roles.size === 0 ? "measured" : (roles.get(row.id) ?? "newer"),
     }));
     const axes = { n_params: sizes(points), short_tokens: shortBudgets(points) };
-    for (const point of points) Object.assign(point, { n_params: axes.n_params.of(point), short_tokens: axes.short_tokens.of(point) });
+    for (const point of points)
+      Object.assign(point, { n_params: axes.n_params.of(point), short_tokens: axes.short_tokens.of(point) });
     return { points, axes };
   }
 
@@ -145,7 +191,9 @@ export function lawView(initial, fitShown) {
     drawChips("short_tokens", "short-chips", axes.short_tokens.values);
     const facet = controls.elements.panels.value;
     const other = facet === "n_params" ? "short_tokens" : "n_params";
-    const visible = points.filter((point) => ["n_params", "short_tokens"].every((axis) => !hidden[axis].has(point[axis])));
+    const visible = points.filter((point) =>
+      ["n_params", "short_tokens"].every((axis) => !hidden[axis].has(point[axis])),
+    );
     for (const point of visible) Object.assign(point, { panel: point[facet], group: point[other] });
     const used = (axis) => axes[axis].values.filter((value) => visible.some((point) => point[axis] === value.key));
     byId("figure").hidden = points.length === 0;
@@ -158,9 +206,27 @@ export function lawView(initial, fitShown) {
     const [panels, groups] = [used(facet), used(other)];
     drawnWidth = byId("chart").clientWidth;
     const ppl = controls.elements.axis.value === "ppl";
-    const { traces, layout } = figure({ facet, panels, groups, points: visible, curves, band: byId("band").value, level: level(), ppl, width: drawnWidth, colours });
-    await library.react(byId("chart"), traces, layout, { displaylogo: false, displayModeBar: drawnWidth < 600 ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
-    byId("chart").setAttribute("aria-label", `Observed and predicted ${ppl ? "" : "log "}LongPPL over long-context tokens, ${visible.length} points in ${panels.length} panels; the table below holds the numbers`);
+    const { traces, layout } = figure({
+      facet,
+      panels,
+      groups,
+      points: visible,
+      curves,
+      band: byId("band").value,
+      level: level(),
+      ppl,
+      width: drawnWidth,
+      colours,
+    });
+    await library.react(byId("chart"), traces, layout, {
+      displaylogo: false,
+      displayModeBar: drawnWidth < 600 ? false : "hover",
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    });
+    byId("chart").setAttribute(
+      "aria-label",
+      `Observed and predicted ${ppl ? "" : "log "}LongPPL over long-context tokens, ${visible.length} points in ${panels.length} panels; the table below holds the numbers`,
+    );
     drawLegend(groups, facet, visible, curves, colours);
     drawRows();
   }
@@ -174,10 +240,18 @@ export function lawView(initial, fitShown) {
       const long = Number(point.long);
       const [low, high] = reach.get(point.panel) ?? [long, long];
       reach.set(point.panel, [Math.min(low, long), Math.max(high, long)]);
-      curves.set(`${point.n} ${point.short}`, { panel: point.panel, group: point.group, n: Number(point.n), short: Number(point.short) });
+      curves.set(`${point.n} ${point.short}`, {
+        panel: point.panel,
+        group: point.group,
+        n: Number(point.n),
+        short: Number(point.short),
+      });
     }
     const seen = state.fit.ranges?.long_tokens;
-    const asked = [...curves.values()].map((curve) => ({ ...curve, xs: along(...reach.get(curve.panel), [seen?.low, seen?.high]) }));
+    const asked = [...curves.values()].map((curve) => ({
+      ...curve,
+      xs: along(...reach.get(curve.panel), [seen?.low, seen?.high]),
+    }));
     if (asked.length === 0) return [];
     const body = {
       fit: state.fit.id,
@@ -189,7 +263,8 @@ export function lawView(initial, fitShown) {
       },
     };
     const key = JSON.stringify(body);
-    if (state.answer?.key !== key) state.answer = { key, predictions: (await ask("/v1/predictions", body)).predictions };
+    if (state.answer?.key !== key)
+      state.answer = { key, predictions: (await ask("/v1/predictions", body)).predictions };
     const predictions = state.answer.predictions;
     let start = 0;
     return asked.map((curve) => ({ ...curve, at: predictions.slice(start, (start += curve.xs.length)) }));
@@ -222,23 +297,47 @@ export function lawView(initial, fitShown) {
       });
       return h("label", {}, box, h("span", {}, value.label));
     };
-    keyed(byId(id), values, (value) => value.key, make, (label, value) => {
-      label.firstElementChild.checked = !hidden[axis].has(value.key);
-      setText(label.lastElementChild, value.label);
-    });
+    keyed(
+      byId(id),
+      values,
+      (value) => value.key,
+      make,
+      (label, value) => {
+        label.firstElementChild.checked = !hidden[axis].has(value.key);
+        setText(label.lastElementChild, value.label);
+      },
+    );
   }
 
   function drawLegend(groups, facet, points, curves, colours) {
-    const items = groups.map((group, index) => h("li", {}, swatch(index, colour(index, groups.length, colours.ramp)), group.label));
+    const items = groups.map((group, index) =>
+      h("li", {}, swatch(index, colour(index, groups.length, colours.ramp)), group.label),
+    );
     items.unshift(h("li", { class: "of" }, facet === "n_params" ? h("span", {}, "D", h("sub", {}, "s")) : "N"));
-    const looks = { fitted: {}, held_out: { hollow: true }, excluded: { cross: true }, newer: { opacity: 0.55 }, measured: {} };
+    const looks = {
+      fitted: {},
+      held_out: { hollow: true },
+      excluded: { cross: true },
+      newer: { opacity: 0.55 },
+      measured: {},
+    };
     const roles = Object.keys(ROLES).filter((role) => points.some((point) => point.role === role));
-    roles.forEach((role, index) => items.push(h("li", index ? {} : { class: "first" }, swatch(0, colours.muted, looks[role]), ROLES[role])));
+    roles.forEach((role, index) =>
+      items.push(h("li", index ? {} : { class: "first" }, swatch(0, colours.muted, looks[role]), ROLES[role])),
+    );
     if (points.some((point) => point.se !== null)) items.push(h("li", {}, stroke("error"), "± one standard error"));
     if (curves.length > 0) {
       items.push(h("li", {}, stroke("solid"), "law"), h("li", {}, stroke("dashed"), "law, extrapolated"));
       const band = byId("band");
-      if (band.value !== "none") items.push(h("li", {}, stroke("band"), `${Math.round(level() * 100)} % interval: ${band.selectedOptions[0].textContent.trim()}`));
+      if (band.value !== "none")
+        items.push(
+          h(
+            "li",
+            {},
+            stroke("band"),
+            `${Math.round(level() * 100)} % interval: ${band.selectedOptions[0].textContent.trim()}`,
+          ),
+        );
     }
     byId("legend").replaceChildren(...items);
   }
@@ -248,14 +347,37 @@ export function lawView(initial, fitShown) {
     const fitted = state.fit?.state === "SUCCEEDED" ? state.fit.observations : [];
     const known = new Map(fitted.map((item) => [item.id, item]));
     rebuild(byId("rows-table"), [state.loaded, state.fit?.id ?? null], () => {
-      const head = ["Scale", "N", "D_s", "D_l", "log LongPPL", "± SE", "Predicted", "Low", "High", "Role"].map((text, index) => h("th", { scope: "col", class: index && index < 9 ? "number" : null }, text));
-      const body = state.rows.toSorted(bySizes).slice(0, MOST_ROWS).map((row) => {
-        const item = known.get(row.id);
-        const cells = [grouped(row.n_params), grouped(row.short_tokens), grouped(row.long_tokens), fixed(row.log_longppl, 4), precise(row.log_longppl_se, 2), fixed(item?.predicted, 4), fixed(item?.low, 4), fixed(item?.high, 4)];
-        return h("tr", {}, h("th", { scope: "row" }, row.scale), ...cells.map((text) => h("td", { class: "number" }, text)), h("td", {}, (item?.role ?? "newer").replace("_", " ") + (item?.reason ? `: ${item.reason}` : "")));
-      });
+      const head = ["Scale", "N", "D_s", "D_l", "log LongPPL", "± SE", "Predicted", "Low", "High", "Role"].map(
+        (text, index) => h("th", { scope: "col", class: index && index < 9 ? "number" : null }, text),
+      );
+      const body = state.rows
+        .toSorted(bySizes)
+        .slice(0, MOST_ROWS)
+        .map((row) => {
+          const item = known.get(row.id);
+          const cells = [
+            grouped(row.n_params),
+            grouped(row.short_tokens),
+            grouped(row.long_tokens),
+            fixed(row.log_longppl, 4),
+            precise(row.log_longppl_se, 2),
+            fixed(item?.predicted, 4),
+            fixed(item?.low, 4),
+            fixed(item?.high, 4),
+          ];
+          return h(
+            "tr",
+            {},
+            h("th", { scope: "row" }, row.scale),
+            ...cells.map((text) => h("td", { class: "number" }, text)),
+            h("td", {}, (item?.role ?? "newer").replace("_", " ") + (item?.reason ? `: ${item.reason}` : "")),
+          );
+        });
       const more = state.rows.length - body.length;
-      const note = more > 0 ? h("p", { class: "small" }, `and ${grouped(more)} more: /v1/observations?series=${state.seriesId}`) : null;
+      const note =
+        more > 0
+          ? h("p", { class: "small" }, `and ${grouped(more)} more: /v1/observations?series=${state.seriesId}`)
+          : null;
       return [h("table", {}, h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...body)), note].filter(Boolean);
     });
   }
@@ -287,18 +409,33 @@ function bySizes(a, b) {
 function sizes(points) {
   const scales = new Map();
   for (const point of points) scales.set(point.n, (scales.get(point.n) ?? new Set()).add(point.scale));
-  const values = [...scales].sort(([a], [b]) => Number(a) - Number(b)).map(([n, names]) => ({ key: String(n), label: `${[...names].join(", ")} · ${short(n)}` }));
+  const values = [...scales]
+    .sort(([a], [b]) => Number(a) - Number(b))
+    .map(([n, names]) => ({ key: String(n), label: `${[...names].join(", ")} · ${short(n)}` }));
   return { values, of: (point) => String(point.n) };
 }
 
 /** The values of D_s, ascending; as multiples of N where those are fewer, as in grids that give budgets like 90N. */
 function shortBudgets(points) {
-  const absolute = clusters(points.map((point) => Number(point.short)), 1);
-  const multiples = clusters(points.map((point) => Number(point.short) / Number(point.n)), 1.03);
+  const absolute = clusters(
+    points.map((point) => Number(point.short)),
+    1,
+  );
+  const multiples = clusters(
+    points.map((point) => Number(point.short) / Number(point.n)),
+    1.03,
+  );
   if (multiples.length >= absolute.length) {
-    return { values: absolute.map((item) => ({ key: String(item.low), label: short(item.low) })), of: (point) => String(Number(point.short)) };
+    return {
+      values: absolute.map((item) => ({ key: String(item.low), label: short(item.low) })),
+      of: (point) => String(Number(point.short)),
+    };
   }
-  const values = multiples.map((item, index) => ({ ...item, key: `${index} of N`, label: `${significant((item.low + item.high) / 2, 3)}N` }));
+  const values = multiples.map((item, index) => ({
+    ...item,
+    key: `${index} of N`,
+    label: `${significant((item.low + item.high) / 2, 3)}N`,
+  }));
   return { values, of: (point) => values.findLast((item) => item.low <= Number(point.short) / Number(point.n)).key };
 }
 

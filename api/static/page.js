@@ -72,7 +72,9 @@ export function significant(value, digits) {
 /** As many significant digits, zeros at the end included, so that numbers of a column align. */
 export function precise(value, digits) {
   if (value === null || value === undefined) return "–";
-  return value !== 0 && (Math.abs(value) >= 10 ** digits || Math.abs(value) < 1e-3) ? significant(value, digits) : value.toPrecision(digits);
+  return value !== 0 && (Math.abs(value) >= 10 ** digits || Math.abs(value) < 1e-3)
+    ? significant(value, digits)
+    : value.toPrecision(digits);
 }
 
 export const fixed = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
@@ -92,12 +94,24 @@ const WHEN = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", 
 
 /** A time on this machine's clock; the title says it in UTC. */
 export function time(text) {
-  return h("time", { datetime: text, title: text.replace("T", " ").replace(/\.\d+/, "").replace("Z", " UTC") }, WHEN.format(new Date(text)));
+  return h(
+    "time",
+    { datetime: text, title: text.replace("T", " ").replace(/\.\d+/, "").replace("Z", " UTC") },
+    WHEN.format(new Date(text)),
+  );
 }
 export const timeText = (text) => WHEN.format(new Date(text));
 export const clock = () => new Date().toLocaleTimeString("en-GB");
 
-const SYMBOLS = { A: ["A"], alpha: ["α"], B_s: ["B", "s"], beta_s: ["β", "s"], B_l: ["B", "l"], beta_l: ["β", "l"], C: ["C"] };
+const SYMBOLS = {
+  A: ["A"],
+  alpha: ["α"],
+  B_s: ["B", "s"],
+  beta_s: ["β", "s"],
+  B_l: ["B", "l"],
+  beta_l: ["β", "l"],
+  C: ["C"],
+};
 
 /** A parameter's name as it is printed: beta_s is β with a small s. */
 export function symbol(name) {

@@ -30,7 +30,11 @@ export function predictView(level) {
     for (const [name] of AXES) {
       const size = readSize(form.elements[name].value, name === "n_params" ? null : at.n_params);
       at[name] = size.value;
-      tell(name, size.error ?? (size.resolved ? `= ${size.resolved}` : ""), size.error !== undefined && form.elements[name].value.trim() !== "");
+      tell(
+        name,
+        size.error ?? (size.resolved ? `= ${size.resolved}` : ""),
+        size.error !== undefined && form.elements[name].value.trim() !== "",
+      );
     }
     return at;
   }
@@ -79,12 +83,44 @@ export function predictView(level) {
     const log = (value) => value.toFixed(4);
     const status = said.status === null ? "" : said.status.toLowerCase().replaceAll("_", " ");
     byId("answer").replaceChildren(
-      h("div", { class: "results" },
-      h("p", { class: "result" }, h("span", { class: "small" }, "LongPPL"), h("output", { id: "answer-ppl" }, significant(point.longppl, 4)), h("span", { class: "small" }, `${share}: ${interval(point.low, point.high, ppl)}`)),
-      h("p", { class: "result" }, h("span", { class: "small" }, "log LongPPL (nats)"), h("output", { id: "answer-log", "data-value": String(point.log_longppl) }, log(point.log_longppl)), h("span", { class: "small" }, `${share}: ${interval(point.low, point.high, log)}`))),
-      h("p", {}, point.prediction_low === null ? "How far one new measurement would lie from it is not known." : `One new measurement would lie in ${interval(point.prediction_low, point.prediction_high, ppl)} (LongPPL, ${share}).`),
-      h("table", { class: "axes" }, h("caption", { class: "hidden" }, "Extrapolation by axis"), h("tbody", {}, ...AXES.map(([name]) => axisRow(name, at[name], point.extrapolation[name])))),
-      h("p", {}, point.determined ? `The fit ${fit.holdout ? `that held ${fit.holdout.selection} out ` : ""}determines this value (fit: ${status}).` : `The observations do not determine this value (fit: ${status}).`),
+      h(
+        "div",
+        { class: "results" },
+        h(
+          "p",
+          { class: "result" },
+          h("span", { class: "small" }, "LongPPL"),
+          h("output", { id: "answer-ppl" }, significant(point.longppl, 4)),
+          h("span", { class: "small" }, `${share}: ${interval(point.low, point.high, ppl)}`),
+        ),
+        h(
+          "p",
+          { class: "result" },
+          h("span", { class: "small" }, "log LongPPL (nats)"),
+          h("output", { id: "answer-log", "data-value": String(point.log_longppl) }, log(point.log_longppl)),
+          h("span", { class: "small" }, `${share}: ${interval(point.low, point.high, log)}`),
+        ),
+      ),
+      h(
+        "p",
+        {},
+        point.prediction_low === null
+          ? "How far one new measurement would lie from it is not known."
+          : `One new measurement would lie in ${interval(point.prediction_low, point.prediction_high, ppl)} (LongPPL, ${share}).`,
+      ),
+      h(
+        "table",
+        { class: "axes" },
+        h("caption", { class: "hidden" }, "Extrapolation by axis"),
+        h("tbody", {}, ...AXES.map(([name]) => axisRow(name, at[name], point.extrapolation[name]))),
+      ),
+      h(
+        "p",
+        {},
+        point.determined
+          ? `The fit ${fit.holdout ? `that held ${fit.holdout.selection} out ` : ""}determines this value (fit: ${status}).`
+          : `The observations do not determine this value (fit: ${status}).`,
+      ),
       h("ul", { class: "warnings" }, ...[...point.warnings, ...said.warnings].map((text) => h("li", {}, text))),
     );
   }
@@ -92,8 +128,15 @@ export function predictView(level) {
   function axisRow(name, size, ratio) {
     const { low, high } = fit.ranges?.[name] ?? { low: null, high: null };
     const range = low === null ? "the fitted range" : `the fitted range, ${short(low)} to ${short(high)}`;
-    const text = ratio > 1 ? `${significant(ratio, 3)}× ${size > high ? "above" : "below"} ${range}` : `inside ${range}`;
-    return h("tr", {}, h("th", { scope: "row" }, axisName(name)), h("td", { class: "number" }, Number.isInteger(size) ? grouped(size) : String(size)), h("td", { class: ratio > 1 ? "beyond" : null }, text));
+    const text =
+      ratio > 1 ? `${significant(ratio, 3)}× ${size > high ? "above" : "below"} ${range}` : `inside ${range}`;
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, axisName(name)),
+      h("td", { class: "number" }, Number.isInteger(size) ? grouped(size) : String(size)),
+      h("td", { class: ratio > 1 ? "beyond" : null }, text),
+    );
   }
 
   return {
@@ -101,7 +144,15 @@ export function predictView(level) {
     use: (details) => {
       fit = details?.state === "SUCCEEDED" ? details : null;
       form.hidden = fit === null;
-      byId("answer").replaceChildren(h("p", { class: "empty" }, fit === null ? "Predictions need a fit, and there is none yet." : "The answer appears here, with its interval and how far it extrapolates."));
+      byId("answer").replaceChildren(
+        h(
+          "p",
+          { class: "empty" },
+          fit === null
+            ? "Predictions need a fit, and there is none yet."
+            : "The answer appears here, with its interval and how far it extrapolates.",
+        ),
+      );
       if (fit === null || typed || fit.ranges === null) return;
       form.elements.n_params.value = grouped(fit.ranges.n_params.high).replaceAll(",", "_");
       form.elements.short_tokens.value = grouped(fit.ranges.short_tokens.high).replaceAll(",", "_");
@@ -123,7 +174,8 @@ export function readSize(text, nParams) {
   const plain = text.trim().replace(/(?<=\d)[_\s](?=\d)/g, "");
   const digits = /^-?\d{1,3}(,\d{3})+(\.\d+)?/.test(plain) ? plain.replaceAll(",", "") : plain;
   const parts = /^(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([kmbt]?)(n?)$/i.exec(digits);
-  if (parts === null) return { error: `${JSON.stringify(text.trim())} is not a number: write 1e9, 1_000_000, 3.5M or 2B` };
+  if (parts === null)
+    return { error: `${JSON.stringify(text.trim())} is not a number: write 1e9, 1_000_000, 3.5M or 2B` };
   const [, number, unit, multiple] = parts;
   let value = Number(number) * SUFFIX[unit.toLowerCase()];
   if (multiple) {
