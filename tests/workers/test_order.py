@@ -145,6 +145,12 @@ def test_copied_tokens_fill_about_half_of_a_long_sequence() -> None:
     assert 0.45 < float(np.mean(shares)) < 0.55
 
 
+def test_spans_of_seed_zero_are_what_they_have_always_been() -> None:
+    """Other spans under the same seed would be another experiment under the same identity."""
+    assert [p for p in range(16) if copied(129, position=p, share=0.5) != list(range(129))] == [1, 2, 3, 7, 14, 15]
+    assert copied(129, position=3)[:60] == [*range(28), *range(8, 22), *range(28, 40), *range(20, 26)]
+
+
 def test_later_visit_to_a_window_gets_other_spans() -> None:
     stage = dataclasses.replace(
         long_stage("corpus"), data=dataclasses.replace(long_stage("corpus").data, copied_spans=1.0)

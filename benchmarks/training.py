@@ -1,0 +1,201 @@
+"""Training speed of the quick-start's models, and the same updates by Hugging Face's Trainer.
+
+``python -m benchmarks.training [--json]`` builds a small corpus in a temporary folder and prints. Tokens per CPU second
+on one thread: machines are shared, and the quick-start gives each training process one thread. Both trainers get the
+same model, the same sequences, the same optimizer and clipping, and take turns; the median update counts, without the
+first ones of each run. `hf_trainer_ratio` is our speed over the Trainer's.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import accelerate
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data import Dataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from workers import order
+from workers import train as training
+from workers.corpus import Corpus, build_corpus, open_corpus
+from workers.corpus_sources import TorchSource
+from workers.model import build_model
+from workers.spec import AdamW, DataMix, ModelShape, Segment, SegmentRun, ShortStage
+from workers.train import train
+
+WIDTHS = (32, 64, 96)
+LENGTHS = (128, 1024)
+TOKENS_PER_STEP = 1024
+ROUNDS, STEPS, WARM_UP = 4, 20, 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Medians over the updates of all rounds."""
+
+    model: str
+    n_params: int
+    seq_len: int
+    ms_per_step: float
+    tokens_per_cpu_s: float
+    hf_trainer_tokens_per_cpu_s: float
+    hf_trainer_ratio: float
+
+
+class _Sequences(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, corpus: Corpus, segment: Segment, steps: int) -> None:
+        tokens = corpus.tokens("short")
+        self._rows = [
+            torch.from_numpy(row)
+            for step in range(steps)
+            for row in order.batch(tokens, segment.stage, seed=segment.seed, step=step)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        # Trainer shifts labels itself: the window's last token is a target alone and has no place here.
+        row = self._rows[index][:-1]
+        return {"input_ids": row, "labels": row}
+
+
+def measure(store: Path, corpus: Corpus, width: int, seq_len: int) -> Timing:
+    """Times both trainers on one model and one sequence length."""
+    segment = _segment(corpus, width, seq_len)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for number in range(ROUNDS):
+        ours += _our_updates(store, segment, number)
+        theirs += _hugging_face_updates(store, corpus, segment)
+    ours_s, theirs_s = statistics.median(ours), statistics.median(theirs)
+    return Timing(
+        model=f"d{width}",
+        n_params=segment.shape.n_params,
+        seq_len=seq_len,
+        ms_per_step=1e3 * ours_s,
+        tokens_per_cpu_s=TOKENS_PER_STEP / ours_s,
+        hf_trainer_tokens_per_cpu_s=TOKENS_PER_STEP / theirs_s,
+        hf_trainer_ratio=theirs_s / ours_s,
+    )
+
+
+def _segment(corpus: Corpus, width: int, seq_len: int) -> Segment:
+    shape = ModelShape(
+        layers=2,
+        width=width,
+        heads=width // 32,
+        kv_heads=width // 32,
+        ffn_width=3 * width,
+        vocab_size=512,
+        qk_conv_kernel=3,
+        init_std=0.05,
+    )
+    stage = ShortStage(
+        seq_len=seq_len,
+        batch_sequences=TOKENS_PER_STEP // seq_len,
+        rope_base=1e4,
+        peak_rate=0.001,
+        warmup_steps=0,
+        final_rate_ratio=0.25,
+        data=DataMix(corpus=corpus.hash, split="short", copied_spans=0.5),
+        optimizer=AdamW(beta2=0.98),
+    )
+    return Segment(kind="short_trunk", parent=None, shape=shape, stage=stage, seed=0)
+
+
+def _our_updates(store: Path, segment: Segment, number: int) -> list[float]:
+    root = store / f"round-{number}-{segment.id}"
+    root.mkdir()
+    (root / "corpora").symlink_to(store / "corpora")
+    ends: list[float] = []
+    run = SegmentRun(segment=segment, start=None, save_steps=(STEPS,))
+    for _ in train(run, store=root, on_progress=lambda _: ends.append(time.process_time())):
+        pass
+    return [end - begin for begin, end in pairwise(ends)][WARM_UP:]
+
+
+class _Ends(TrainerCallback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.ends.append(time.process_time())
+
+
+def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment) -> list[float]:
+    stage = segment.stage
+    arguments = TrainingArguments(
+        output_dir=str(store / "trainer"),
+        max_steps=STEPS,
+        per_device_train_batch_size=stage.batch_sequences,
+        learning_rate=0.001,
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        adam_beta1=stage.optimizer.beta1,
+        adam_beta2=stage.optimizer.beta2,
+        weight_decay=stage.optimizer.weight_decay,
+        max_grad_norm=stage.optimizer.clip_norm,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+    )
+    model = build_model(segment.shape, rope_base=stage.rope_base, max_positions=stage.seq_len, seed=segment.seed)
+    callback = _Ends()
+    sequences = _Sequences(corpus, segment, STEPS)
+    trainer = Trainer(model=model, args=arguments, train_dataset=sequences, callbacks=[callback])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return [end - begin for begin, end in pairwise(callback.ends)][WARM_UP:]
+
+
+def main() -> None:
+    """Print the timings as a table, or as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    as_json = parser.parse_args().json
+    torch.set_num_threads(1)
+    training._PROGRESS_EVERY_S = 0.0  # every update is timed
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder)
+        manifest = build_corpus(TorchSource(), store=store, name="benchmark", max_bytes=500_000)
+        corpus = open_corpus(store, manifest.hash)
+        timings = [measure(store, corpus, width, length) for width in WIDTHS for length in LENGTHS]
+    if as_json:
+        versions = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "accelerate": accelerate.__version__,
+        }
+        print(json.dumps({"versions": versions, "timings": [asdict(timing) for timing in timings]}, indent=2))
+        return
+    shown = Table("model", "N", "length", "ms a step", "tokens/CPU-s", "Trainer's", "ratio")
+    for timing in timings:
+        shown.add_row(
+            timing.model,
+            f"{timing.n_params:,}",
+            f"{timing.seq_len:,}",
+            f"{timing.ms_per_step:.1f}",
+            f"{timing.tokens_per_cpu_s:,.0f}",
+            f"{timing.hf_trainer_tokens_per_cpu_s:,.0f}",
+            f"{timing.hf_trainer_ratio:.2f}",
+        )
+    Console().print(shown)
+
+
+if __name__ == "__main__":
+    main()
