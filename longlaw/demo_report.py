@@ -107,7 +107,9 @@ def _print_held_out(console: Console, fit: FitDetail) -> None:
         "MAPE of log LongPPL": _percent(fit.holdout.mape_log),
         "bias": f"{_number(fit.holdout.bias, signed=True)} nats",
     }
-    console.print("Held out: " + ", ".join(f"{name} {value}" for name, value in measures.items()), highlight=False, soft_wrap=True)
+    console.print(
+        "Held out: " + ", ".join(f"{name} {value}" for name, value in measures.items()), highlight=False, soft_wrap=True
+    )
     console.print()
 
 

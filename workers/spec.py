@@ -149,8 +149,8 @@ class ShortStage:
 class LongStage:
     """LCCP. `start_rate` is resolved (the planner replaces "inherit" by the short stage's end rate).
 
-    `final_rate_ratio` belongs to `long_linear_decay` alone and is 1 for the constant protocol, so that it does not split
-    the identity of constant-rate segments.
+    `final_rate_ratio` belongs to `long_linear_decay` alone and is 1 for the constant protocol, so that it does not
+    split the identity of constant-rate segments.
     """
 
     seq_len: int
@@ -180,7 +180,7 @@ class CheckpointRef:
 class Segment:
     """A stretch of training with one schedule. Its id hashes all that changes its weights and nothing else.
 
-    `seed` is the short_seed for the short stage (initialisation and order) and the long_seed for the long stage (order).
+    `seed` is the short_seed in the short stage (initialisation and order), the long_seed in the long stage (order).
     `horizon_steps` is set where the schedule depends on it (decays) and None where the rate is constant: such a segment
     is open-ended, and extending it only raises its target.
     """
@@ -281,7 +281,7 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationDocuments:
-    """The first `count` windows of `length` tokens from the held-out documents of a corpus, one window never crossing two."""
+    """The first `count` windows of `length` tokens from the held-out documents of a corpus; none crosses two documents."""
 
     corpus: str
     count: int
@@ -290,7 +290,10 @@ class EvaluationDocuments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Everything that decides K_long and the measured numbers. A key token: chunk - full > gain and full < ceiling (nats)."""
+    """Everything that decides K_long and the measured numbers.
+
+    Key tokens have chunk - full > `gain_threshold` and full < `full_nll_ceiling` (the reference's NLLs, nats).
+    """
 
     reference: Reference
     documents: EvaluationDocuments
@@ -331,8 +334,11 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentScore:
-    """Sums of NLL (nats) and counts of tokens of one evaluation document; `key_local_sum` is the evaluated model's own NLL
-    on the key tokens when it sees only the local chunk (None unless the evaluator asks for the gap)."""
+    """Sums of NLL (nats) and counts of tokens of one evaluation document.
+
+    `key_local_sum` is the evaluated model's own NLL on the key tokens when it sees only the local chunk; None unless
+    the evaluator asks for the gap.
+    """
 
     key_sum: float
     key_count: int
@@ -345,7 +351,10 @@ class DocumentScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Token-pooled metrics (nats) of one snapshot; None, with a reason, where no token qualifies. Errors are over documents."""
+    """Token-pooled metrics (nats) of one snapshot; None, with a reason, where no token qualifies.
+
+    Standard errors are over documents.
+    """
 
     log_longppl: float | None
     log_longppl_se: float | None
