@@ -14,6 +14,7 @@ from api.models import GridDetail, ScaleProgress
 
 _STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
 _SHOWN = 8
+_CHAIN = "waiting on the checkpoint"
 
 
 def progress_view(grid: GridDetail) -> RenderableType:
@@ -46,7 +47,7 @@ def _bars(grid: GridDetail) -> Table:
         table.add_column(no_wrap=True)
     for scale in grid.scales:
         running = [attempt.what for attempt in grid.attempts if attempt.scale == scale.scale]
-        measured = scale.evaluations.get("SUCCEEDED", 0)
+        measured = scale.evaluations["SUCCEEDED"]
         table.add_row(
             scale.scale,
             ProgressBar(total=max(scale.tokens_total, 1), completed=scale.tokens_done, width=30),
@@ -61,14 +62,16 @@ def _bars(grid: GridDetail) -> Table:
 def _activity(scale: ScaleProgress, running: list[str]) -> Text:
     if running:
         return Text(", ".join(running), style="cyan")
-    return Text("done", style="green") if scale.tokens_done == scale.tokens_total else Text("waits", style="dim")
+    done = scale.tokens_done == scale.tokens_total and scale.evaluations["SUCCEEDED"] == sum(scale.evaluations.values())
+    return Text("done", style="green") if done else Text("waits", style="dim")
 
 
 def _lines(title: str, items: Sequence[tuple[str, str, str, int]]) -> list[Text]:
-    """One line for each kind of work and reason, whatever its scale."""
+    """One line for each kind of work and reason, whatever its scale; what waits for its turn comes last."""
     scales: dict[tuple[str, str], list[str]] = {}
     counts: Counter[tuple[str, str]] = Counter()
-    for scale, kind, why, count in items:
+    for scale, kind, why, count in sorted(items, key=lambda item: item[2].startswith(_CHAIN)):
+        why = why.removesuffix(f" of {scale}")
         scales.setdefault((kind, why), []).append(scale)
         counts[kind, why] += count
     lines = [
