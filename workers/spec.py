@@ -281,7 +281,7 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationDocuments:
-    """The first `count` windows of `length` tokens from the held-out documents of a corpus; none crosses two documents."""
+    """The first `count` windows of `length` tokens from the held-out documents of a corpus; none crosses two."""
 
     corpus: str
     count: int
