@@ -31,10 +31,12 @@ class Worker:
     Args:
         store: the folder of checkpoints, corpora and references.
         threads: torch's threads; one per process is fastest where cores are shared.
+        die_with_parent: end with the raylet (Linux), so that no orphan trains on when a node's Ray dies.
     """
 
-    def __init__(self, store: str, threads: int = 1) -> None:
-        _die_with_parent()
+    def __init__(self, store: str, *, threads: int = 1, die_with_parent: bool = True) -> None:
+        if die_with_parent and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # Imported here and once: seconds of import would otherwise be paid by the first attempt.
         import torch
 
@@ -48,7 +50,7 @@ class Worker:
         self._number = 0
         self._progress: Progressed | None = None
         self._token: uuid.UUID | None = None
-        self._stop = threading.Event()
+        self._unwanted: uuid.UUID | None = None
 
     def pid(self) -> int:
         return os.getpid()
@@ -74,16 +76,14 @@ class Worker:
             return (*head, *self._spool)
 
     def stop(self, token: uuid.UUID) -> None:
-        """Asks the attempt to end at the next chance; nothing happens if it is over already."""
-        if token == self._token:
-            self._stop.set()
+        """Asks the attempt to end at its next checkpoint, also if it is yet to begin: calls may overtake each other."""
+        self._unwanted = token
 
     def _start(self, token: uuid.UUID, work: Callable[[], Report]) -> None:
         with self._news:
             if self._token is not None:
                 raise RuntimeError(f"the worker is busy with attempt {self._token}")
             self._token = token
-            self._stop.clear()
         threading.Thread(target=self._do, args=(token, work), daemon=True, name="work").start()
 
     def _do(self, token: uuid.UUID, work: Callable[[], Report]) -> None:
@@ -114,7 +114,9 @@ class Worker:
             self._progress = Progressed(token=token, progress=progress)
 
         reached = 0
-        for checkpoint in train(run, store=self._store, on_progress=on_progress, should_stop=self._stop.is_set):
+        for checkpoint in train(
+            run, store=self._store, on_progress=on_progress, should_stop=lambda: self._unwanted == token
+        ):
             reached = checkpoint.ref.step
             self._tell(Saved(token=token, checkpoint=checkpoint))
         return Trained(token=token) if reached == run.save_steps[-1] else Stopped(token=token)
@@ -130,9 +132,3 @@ def _name(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "StoreFullError"
     return type(error).__name__
-
-
-def _die_with_parent() -> None:
-    """Linux: end with the raylet, so that no orphan trains on when a node's Ray dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

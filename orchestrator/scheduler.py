@@ -95,7 +95,7 @@ class Scheduler:
         self._stopping = False
         self._evaluation_next = False
         self._progress: dict[uuid.UUID, TrainProgress] = {}
-        self._tended_at_s = -1e9
+        self._tended_at_s = self._survey_at_s = -1e9
         self._database_wait_s = 0.0
 
     @property
@@ -113,6 +113,7 @@ class Scheduler:
             try:
                 self._lead()
                 self._tend()
+                self._database_wait_s = 0.0
             except _NO_DATABASE as error:
                 self._outlast(error)
             if self._leading:
@@ -210,14 +211,17 @@ class Scheduler:
                     if not attempts.renew(session, token, lease_s=self._settings.lease_s, progress=progress):
                         self._executor.stop(token)  # withdrawn, or taken over while we were away
                 self._lose(session)
-        if self._leading:
+        began_s = time.monotonic()
+        if self._leading and began_s >= self._survey_at_s:
             with self._sessions.begin() as session:
                 work.promote(session)
                 work.fail_orphans(session)
-            if self._fits is not None:
-                with self._sessions.begin() as session:
+                if self._fits is not None:
                     fits.queue_fits(session, debounce_s=self._settings.fit_debounce_s)
-                self._fits.poll()
+            ended_s = time.monotonic()
+            self._survey_at_s = ended_s + 9 * (ended_s - began_s)  # however much waits, a tenth of the time at most
+        if self._leading and self._fits is not None:
+            self._fits.poll()
         self._tended_at_s = time.monotonic()
 
     def _heartbeat(self, session: Session) -> None:
