@@ -91,6 +91,11 @@ def asked_cells(grid: Grid) -> AskedCells:
     warnings: list[Problem] = []
     scales = {name: grid.resolve(name) for name in grid.scales}
     problems += _twins(scales)
+    problems += [
+        Problem(pointer=pointer("scales", name), message=f"has {n:,} parameters, which do not fit in 64 bits")
+        for name, n in ((name, scale.shape.n_params) for name, scale in scales.items())
+        if n > INT64_MAX
+    ]
     blocks = list(_blocks(grid, scales, problems, warnings))
     for block in blocks:
         problems += _misfits(block)
@@ -104,6 +109,10 @@ def asked_cells(grid: Grid) -> AskedCells:
         problems.append(Problem(pointer="", message=message))
     if problems:
         raise GridError(list(dict.fromkeys(problems)))
+    tokens = sum(_tokens(block) for block in blocks)
+    if tokens > INT64_MAX:
+        message = f"its cells take {tokens:.3g} tokens, one by one; their sum does not fit in 64 bits"
+        raise GridError([Problem(pointer="", message=message)])
     cells = _merged(blocks, {name: index for index, name in enumerate(scales)}, warnings)
     unused = set(scales) - {block.scale.name for block in blocks}
     warnings += [
@@ -216,11 +225,9 @@ def _rules(
 ) -> dict[str, ObservationRule]:
     """Rules in steps of one scale, by their text as written."""
     in_steps: dict[str, ObservationRule] = {}
+    listed: set[str] = set()
     for index, rule in enumerate(rules):
         place = at + pointer(index)
-        if rule.text in in_steps:
-            warnings.append(Problem(pointer=place, message=f"{rule.text} is listed twice; it counts once"))
-            continue
         observed = ObservationRule(name="raw")
         if rule.m is not None and rule.spacing is not None:
             tokens = rule.spacing.tokens_for(scale.shape.n_params)
@@ -229,7 +236,12 @@ def _rules(
                 continue
             spacing_steps = steps_for(tokens, scale.long.tokens_per_step)
             observed = ObservationRule(name=rule.name, m=rule.m, spacing_steps=spacing_steps)
-        in_steps[rule.text] = observed
+        if in_steps.setdefault(rule.text, observed) != observed:
+            message = f"pool {rule.text!r} has two rules for the same cells; one series holds one value of a cell"
+            problems.append(Problem(pointer=f"{place}/pool", message=message))
+        elif rule.text in listed:
+            warnings.append(Problem(pointer=place, message=f"{rule.text} is listed twice; it counts once"))
+        listed.add(rule.text)
     return in_steps
 
 
@@ -314,6 +326,14 @@ def _evaluations_at_most(block: _Block) -> int:
     if block.every is not None:
         per_trajectory += max(asked.tokens for asked in block.long) // block.every
     return len(block.short) * len(block.short_seeds) * len(block.long_seeds) * len(block.rules) * per_trajectory
+
+
+def _tokens(block: _Block) -> int:
+    """Realised tokens of a block's cells, each trained by itself."""
+    short = sum(asked.steps for asked in block.short) * block.scale.short.tokens_per_step
+    long = sum(asked.steps for asked in block.long) * block.scale.long.tokens_per_step
+    seeds = len(block.short_seeds) * len(block.long_seeds)
+    return seeds * (short * len(block.long) + long * len(block.short))
 
 
 def _merged(blocks: list[_Block], order: dict[str, int], warnings: list[Problem]) -> tuple[AskedCell, ...]:

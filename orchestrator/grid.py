@@ -56,9 +56,14 @@ class CellSeedSettings(Settings):
 
 
 class RuleSettings(Settings):
-    """An observation rule as written: the spacing may be a multiple of N."""
+    """An observation rule as written: the spacing may be a multiple of N.
+
+    Rules of one `pool` belong to one series whatever their parameters: the paper observes S1-S4 at a spacing of 2N and
+    S5 at 1N, and fits them together. Without it, rules are pooled only if they are written alike.
+    """
 
     name: RuleName
+    pool: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")] = None
     m: Annotated[Count | None, Field(ge=2, le=1000, validate_default=True)] = None
     spacing: Annotated[TokenBudget | None, Field(validate_default=True)] = None
 
@@ -80,7 +85,9 @@ class RuleSettings(Settings):
 
     @property
     def text(self) -> str:
-        """The rule with its parameters as written, the same for every scale."""
+        """What names the rule in its series: its pool, else its parameters as written, the same for every scale."""
+        if self.pool is not None:
+            return self.pool
         return "raw" if self.name == "raw" else f"{self.name}(m={self.m}, spacing={self.spacing})"
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.cells import decay_steps_for
 from orchestrator.costs import checkpoint_bytes, evaluation_flops, gpu_hours
+from orchestrator.errors import GridError
 from orchestrator.grid import parse_grid
 from orchestrator.plan import plan
 from orchestrator.plan_values import Known, KnownSegment, Plan, PlannedSegment
@@ -401,3 +402,21 @@ def test_realised_budgets_are_whole_steps_near_the_asked_ones() -> None:
         assert cell.short_tokens % SHORT_STEP == cell.long_tokens % LONG_STEP == 0
         assert abs(cell.short_tokens - 90 * cell.n_params) <= SHORT_STEP / 2
         assert abs(cell.long_tokens - Fraction(21, 2) * cell.n_params) <= LONG_STEP / 2
+
+
+def test_rules_of_one_pool_are_one_series_whatever_their_spacing() -> None:
+    def rule(spacing: int, **pool: str) -> dict[str, Any]:
+        return {"name": "last_m", "m": 2, "spacing": spacing * LONG_STEP, **pool}
+
+    def cells(**pool: str) -> list[dict[str, Any]]:
+        budgets = {"short_tokens": 90 * SHORT_STEP, "long_tokens": 30 * LONG_STEP}
+        return [{"scale": "b", **budgets, "rules": [rule(1, **pool)]}]
+
+    apart = small_plan(rules=[rule(2)], cells=cells())
+    assert len(apart.series) == 2
+    pooled = small_plan(rules=[rule(2, pool="Last2")], cells=cells(pool="Last2"))
+    assert [series.rule for series in pooled.series] == ["Last2"]
+    assert {e.key for e in pooled.evaluations} == {e.key for e in apart.evaluations}
+
+    with pytest.raises(GridError, match="two rules for the same cells"):
+        small_plan(rules=[rule(1, pool="Last2"), rule(2, pool="Last2")])
