@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy import Engine
 
+from api.dependencies import check_query
 from api.errors import install
 from api.models import ProblemBody
 from api.openapi import describe
@@ -61,6 +62,7 @@ def create_app(engine: Engine, *, dispose: bool = False) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
+        dependencies=[Depends(check_query)],
         responses={"default": {"description": "Any error.", "model": ProblemBody}},
     )
     app.state.engine = engine

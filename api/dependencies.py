@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
+from fastapi.exceptions import RequestValidationError
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -26,6 +27,28 @@ def _engine(request: Request) -> Engine:
 Sessions = Annotated[sessionmaker[Session], Depends(_sessions)]
 DatabaseEngine = Annotated[Engine, Depends(_engine)]
 ResourceId = Annotated[uuid.UUID, Path(description="A UUID.")]
+
+
+async def check_query(request: Request) -> None:
+    """Refuses query parameters that an endpoint of the API does not have: a filter that is ignored lies.
+
+    Raises:
+        RequestValidationError: for such a parameter, and for NUL, which no text in Postgres can hold.
+    """
+    operations = request.app.openapi()["paths"].get(request.scope["route"].path, {})
+    operation = operations.get(request.method.lower())
+    if operation is None:  # a page, not a part of the API
+        return
+    known = sorted(item["name"] for item in operation.get("parameters", ()) if item["in"] == "query")
+    problems = []
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            hint = f"it has {', '.join(known)}" if known else "it has none"
+            problems.append({"loc": ("query", name), "msg": f"no parameter of this endpoint; {hint}"})
+        elif "\0" in value:
+            problems.append({"loc": ("query", name), "msg": "must not contain NUL"})
+    if problems:
+        raise RequestValidationError(problems)
 
 
 def body_up_to(max_bytes: int) -> Callable[[Request], Awaitable[bytes]]:

@@ -10,7 +10,17 @@ import datetime as dt
 import math
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    model_validator,
+)
 
 MAX_POINTS = 1_000_000
 
@@ -320,10 +330,20 @@ class At(Request):
         return n, short, long
 
 
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain NUL")
+    return text
+
+
+#: Text that is looked up in the database, where no text holds NUL.
+SoughtText = Annotated[str, AfterValidator(_without_nul)]
+
+
 class PredictionRequest(Request):
     fit: str = Field(default="latest", description="Id of a fit, or `latest`: the newest successful one of the series.")
-    series: str | None = Field(default=None, description="Needed with `latest` where several series exist.")
-    holdout: str | None = Field(default=None, description="With `latest`: the fit that held this selection out.")
+    series: SoughtText | None = Field(default=None, description="Needed with `latest` where several series exist.")
+    holdout: SoughtText | None = Field(default=None, description="With `latest`: the fit that held this selection out.")
     at: At
     level: float = Field(default=0.9, gt=0, lt=1, description="Nominal coverage of the intervals.")
 

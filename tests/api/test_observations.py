@@ -198,3 +198,22 @@ def _all(http: httpx.Client, **parameters: Any) -> list[dict[str, Any]]:
 def _csv(content: str) -> list[dict[str, str]]:
 
     return list(csv.DictReader(io.StringIO(content)))
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter"),
+    [
+        ("/v1/observations?serie=s", "serie"),
+        ("/v1/observations?series=s&scale=%00", "scale"),
+        ("/v1/fits?series=a%00b", "series"),
+        ("/v1/series?limit=5", "limit"),
+        ("/v1/grids?state=RUNNING", "state"),
+        ("/healthz?x", "x"),
+    ],
+)
+def test_a_filter_that_cannot_hold_is_refused_rather_than_ignored(
+    http: httpx.Client, path: str, parameter: str
+) -> None:
+    answer = http.get(path)
+    assert answer.status_code == 422
+    assert [item["parameter"] for item in answer.json()["errors"]] == [parameter]

@@ -110,6 +110,8 @@ def test_overflowing_longppl_is_null(reader: httpx.Client) -> None:
         ({"at": {"n_params": 1, "short_tokens": 1}}, "/at/long_tokens"),
         ({"at": {"n_params": 1, "short_tokens": 1, "long_tokens": 1}, "levle": 0.5}, "/levle"),
         ({"at": {"n_params": 1, "short_tokens": 1, "long_tokens": 1}, "level": 1}, "/level"),
+        ({"at": {"n_params": 1, "short_tokens": 1, "long_tokens": 1}, "series": "a\0"}, "/series"),
+        ({"at": {"n_params": 1, "short_tokens": 1, "long_tokens": 1}, "holdout": "\0"}, "/holdout"),
     ],
 )
 def test_wrong_request_names_the_place(reader: httpx.Client, body: dict[str, Any], place: str) -> None:
