@@ -69,6 +69,18 @@ def test_a_budget_beyond_64_bits_is_refused() -> None:
     assert "do not fit in 64 bits" in message
 
 
+def test_a_shape_or_a_sum_beyond_64_bits_is_refused() -> None:
+    """Each budget may fit where the totals that are stored do not."""
+    wide = {"layers": 1, "width": 10**12, "heads": 1, "ffn_width": 8}
+    ((place, message),) = refused(scales={"wide": wide})
+    assert place == "/scales/wide"
+    assert "parameters, which do not fit in 64 bits" in message
+    ((place, message),) = refused(short_tokens=[2**62], product_scales=["a"])
+    assert place == ""
+    assert "sum does not fit in 64 bits" in message
+    asked_cells(parse_grid(small_document(short_tokens=[2**61], product_scales=["a"])))
+
+
 def test_budgets_that_collapse_onto_the_same_steps_name_the_cells() -> None:
     found = refused(short_tokens=[720, 721], long_tokens=[160, 161], product_scales=["a"])
     assert sorted(found) == [
