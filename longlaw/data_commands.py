@@ -36,7 +36,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 @data_app.command()
 def build(
     source: Annotated[
-        str, typer.Option(metavar="torch|FOLDER", help="torch's own sources, or a folder of text or .jsonl files.")
+        str,
+        typer.Argument(
+            metavar="[torch|FOLDER]", help="A folder of text or .jsonl files; torch: that library's own sources."
+        ),
     ] = TORCH_SOURCE,
     name: Annotated[str | None, typer.Option(help=f"Name for grids; else {TORCH_NAME}, or the folder's own.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Size of the vocabulary that is trained on the text.")] = 512,
@@ -73,7 +76,7 @@ def build(
     if as_json:
         _print_json(_summary(name, manifest))
     else:
-        _print_table([(name, manifest)])
+        _print_corpora([(name, manifest)])
 
 
 @data_app.command("list")
@@ -85,7 +88,7 @@ def list_corpora(store: Store = None, as_json: AsJson = False) -> None:
     if as_json:
         _print_json([_summary(name, manifest) for name, manifest in found])
     elif found:
-        _print_table(found)
+        _print_corpora(found)
     else:
         typer.echo(f"No corpora in {root}; `longlaw data build` makes one.")
 
@@ -102,7 +105,7 @@ def show(
         listed = [dataclasses.asdict(document) for document in manifest.documents]
         _print_json({**_summary(name, manifest), "document_list": listed})
         return
-    _print_table([(name, manifest)])
+    _print_corpora([(name, manifest)])
     table = Table("document", "split", "tokens", title="Documents")
     for document in manifest.documents:
         table.add_row(document.id, document.split, f"{document.tokens:,}")
@@ -136,19 +139,15 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def _print_table(corpora: list[tuple[str, Manifest]]) -> None:
-    table = Table("name", "hash", "source", "vocabulary", "short tokens", "long tokens", "held-out tokens", "documents")
+def _print_corpora(corpora: list[tuple[str, Manifest]]) -> None:
+    """Two lines for each: a hash is there to be copied, and no table of eighty columns holds it."""
     for name, manifest in corpora:
-        tokens = (manifest.short_tokens, manifest.long_tokens, manifest.held_out_tokens)
-        table.add_row(
-            name,
-            manifest.hash,
-            manifest.source,
-            f"{manifest.vocab_size:,}",
-            *(f"{count:,}" for count in tokens),
-            f"{len(manifest.documents):,}",
+        typer.echo(f"{name}  {manifest.hash}")
+        typer.echo(
+            f"  from {manifest.source}, {len(manifest.documents):,} documents, vocabulary {manifest.vocab_size:,}; "
+            f"tokens: {manifest.short_tokens:,} short, {manifest.long_tokens:,} long, "
+            f"{manifest.held_out_tokens:,} held out"
         )
-    Console().print(table)
 
 
 @contextmanager

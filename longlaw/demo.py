@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +20,7 @@ from longlaw.errors import LonglawError
 from longlaw.grid_commands import follow
 from longlaw.grid_document import GridFileError, read_grid_file, resolve_corpora
 from longlaw.stack import Stack, StackError
-from longlaw.up import interrupt_on_sigterm, print_urls, serve
+from longlaw.up import Port, interrupt_on_sigterm, print_urls, serve
 
 _CORPUS = "torch-sources"
 _CORPUS_BYTES = 3_000_000
@@ -29,9 +28,9 @@ _FIT_WAIT_S = 120.0
 
 
 def demo_command(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The grid to run.")] = Path("grids/quickstart.yaml"),
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The grid to run.")] = "grids/quickstart.yaml",
     exit_when_done: Annotated[bool, typer.Option("--exit", help="Stop at the end instead of serving on.")] = False,
-    port: Annotated[int | None, typer.Option(help="Port of the API and dashboard on loopback.")] = None,
+    port: Port = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Training processes; one per core by default.")] = None,
 ) -> None:
     """Train the quick-start grid here, measure LongPPL, fit the law, predict what was held out, then serve.
@@ -57,11 +56,11 @@ def demo_command(
     except KeyboardInterrupt:
         console.print("Stopped. Everything finished so far is kept; run it again to go on.")
     except (StackError, DatabaseError, LonglawError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False)
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
-def _run_grid(console: Console, stack: Stack, file: Path) -> bool:
+def _run_grid(console: Console, stack: Stack, file: str) -> bool:
     """Submits the grid, follows it and reports; returns whether every cell was measured."""
     document = resolve_corpora(read_grid_file(file), stack.settings.store)
     with Client(stack.url) as client:
@@ -101,7 +100,7 @@ def _wait_for_fits(console: Console, client: Client, stack: Stack, grid_id: str)
 def _building_corpus(settings: Settings) -> Iterator[subprocess.Popen[str]]:
     """Tokenizes the demo's corpus beside everything else that starts; it is there at once the second time."""
     settings.home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "longlaw.cli", "data", "build", "--source", "torch", "--name", _CORPUS]
+    command = [sys.executable, "-m", "longlaw.cli", "data", "build", "torch", "--name", _CORPUS]
     command += ["--max-bytes", str(_CORPUS_BYTES), "--store", settings.store, "--json"]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from api.models import GridDetail
 from longlaw.client import ENDED, Client
-from longlaw.errors import LonglawError, ServiceUnreachableError
+from longlaw.errors import ApiProblem, LonglawError, ServiceUnreachableError
 from longlaw.grid_document import read_grid_file, resolve_corpora
 from longlaw.lazy_commands import LazyCommand, LazyGroup
 from longlaw.progress_view import progress_line, progress_view
@@ -42,7 +41,7 @@ GridId = Annotated[str | None, typer.Argument(metavar="[ID]", help="Id of a grid
 
 @grid_app.command()
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A grid file, YAML or JSON.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A grid file, YAML or JSON; - reads standard input.")],
     idempotency_key: Annotated[
         str | None, typer.Option(help="Repeating the command with the same key submits nothing twice.")
     ] = None,
@@ -97,8 +96,9 @@ def list_grids(
         typer.echo("[" + ",\n".join(grid.model_dump_json(indent=2) for grid in grids) + "]")
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("id", "name", "state", "submitted (UTC)", "tokens to train"):
-        table.add_column(column, justify="right" if column.startswith("tokens") else "left", no_wrap=column == "id")
+    for title in ("id", "name", "state", "submitted (UTC)", "tokens to train"):
+        whole = title.startswith(("id", "submitted"))
+        table.add_column(title, justify="right" if title.startswith("tokens") else "left", no_wrap=whole)
     for grid in grids:
         table.add_row(grid.id, grid.name, grid.state, f"{grid.created_at:%Y-%m-%d %H:%M}", f"{grid.tokens_train:,}")
     Console().print(table)
@@ -109,19 +109,28 @@ def follow(
 ) -> str:
     """Shows a grid until it ends, live on a terminal and as a few lines elsewhere; returns its final state.
 
-    A service that restarts meanwhile is waited for. `meanwhile` is called between looks: whoever runs the service in
-    the same process looks after it there.
+    A service or a database that restarts meanwhile is waited for, and that is said. `meanwhile` is called between
+    looks: whoever runs the service in the same process looks after it there.
     """
     grid = client.grid(grid_id)
     show = _live(console) if console.is_terminal else _in_lines(console)
+    away = False
     with show as update:
         update(grid)
         while grid.state not in ENDED:
             if meanwhile is not None:
                 meanwhile()
             time.sleep(every_s)
-            with contextlib.suppress(ServiceUnreachableError):
+            try:
                 grid = client.grid(grid_id)
+            except (ServiceUnreachableError, ApiProblem) as error:
+                if isinstance(error, ApiProblem) and not error.may_pass:
+                    raise
+                if not away:
+                    console.print(f"waiting: {error}", markup=False, highlight=False, soft_wrap=True)
+                away = True
+            else:
+                away = False
                 update(grid)
     return grid.state
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from longlaw.errors import LonglawError
 from orchestrator.errors import GridError
-from orchestrator.grid_file import read_document
+from orchestrator.grid_file import DocumentFormat, read_document
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 _PLACES = (("recipe", "corpus"), ("evaluation", "documents", "corpus"), ("evaluation", "reference", "digest"))
@@ -18,19 +19,37 @@ class GridFileError(LonglawError):
     """The grid file cannot be read, or names a corpus that the store does not have."""
 
 
-def read_grid_file(path: Path) -> dict[str, Any]:
-    """The document in a .json or YAML file; what it says is checked by the service.
+def read_grid_text(file: str) -> tuple[str, DocumentFormat]:
+    """The text of a grid file and its format by the file's name; `-` reads standard input, either format.
+
+    Raises:
+        GridFileError: no such file, or no text.
+    """
+    source = "standard input" if file == "-" else file
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        text = content.decode()
+    except OSError as error:
+        raise GridFileError(f"{source}: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError as error:
+        raise GridFileError(f"{source}: not a text file (no UTF-8 at byte {error.start})") from None
+    as_json = text.lstrip().startswith("{") if file == "-" else file.endswith(".json")
+    return text, "json" if as_json else "yaml"
+
+
+def read_grid_file(file: str) -> dict[str, Any]:
+    """The document in a .json or YAML file, or on standard input (`-`); what it says is checked by the service.
 
     Raises:
         GridFileError: no such file, or not one document.
     """
+    text, format = read_grid_text(file)
     try:
-        text = path.read_text(encoding="utf-8")
-        document = read_document(text, format="json" if path.suffix == ".json" else "yaml")
-    except (OSError, UnicodeDecodeError, GridError) as error:
-        raise GridFileError(f"{path}: {error}") from None
+        document = read_document(text, format=format)
+    except GridError as error:
+        raise GridFileError(f"{file}: {error}") from None
     if not isinstance(document, dict):
-        raise GridFileError(f"{path}: the document must be a mapping with name, protocol, scales, ...")
+        raise GridFileError(f"{file}: the document must be a mapping with name, protocol, scales, ...")
     return document
 
 

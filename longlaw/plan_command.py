@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from longlaw.grid_document import GridFileError, read_grid_text
 from orchestrator.errors import GridError
-from orchestrator.grid import Grid, load_grid
+from orchestrator.grid import load_grid
 from orchestrator.plan import plan
 from orchestrator.plan_document import plan_document
 from orchestrator.plan_values import Plan
@@ -26,23 +25,17 @@ def plan_command(
 ) -> None:
     """Show what a grid would train and cost, from scratch; needs no service."""
     try:
-        planned = plan(_read(file))
+        text, format = read_grid_text(file)
+        planned = plan(load_grid(text, format=format))
     except GridError as error:
         _fail(file, [str(problem) for problem in error.problems])
-    except (OSError, UnicodeDecodeError) as error:
-        _fail(file, [str(error)])
+    except GridFileError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(_USAGE_ERROR) from None
     if as_json:
         typer.echo(json.dumps(plan_document(planned), indent=2, allow_nan=False))
     else:
         _show(planned, Console())
-
-
-def _read(file: str) -> Grid:
-    if file == "-":
-        text = sys.stdin.read()
-        return load_grid(text, format="json" if text.lstrip().startswith("{") else "yaml")
-    path = Path(file)
-    return load_grid(path.read_text(encoding="utf-8"), format="json" if path.suffix == ".json" else "yaml")
 
 
 def _fail(file: str, problems: list[str]) -> NoReturn:

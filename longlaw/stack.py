@@ -138,9 +138,11 @@ class Stack:
             raise StackError(
                 f"Longlaw already runs in {self.settings.home}: stop it, or set LONGLAW_HOME to another folder."
             ) from None
+        port = self.api_port = self.api_port or _free_port()
+        if not _is_free(port):
+            raise StackError(f"Port {port} is taken by another program: choose another one with --port.")
         database_url = self._start_database()
         upgrade(database_url)
-        port = self.api_port = self.api_port or _free_port()
         environment = {
             **os.environ,
             "LONGLAW_HOME": str(self.settings.home),
@@ -216,13 +218,20 @@ def _die_with_parent() -> None:
 
 
 def _free_port() -> int:
-    for port in _PORTS:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind((_LOOPBACK, port))
-                return port
-    raise StackError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}: pass --port.")
+    port = next(filter(_is_free, _PORTS), None)
+    if port is None:
+        raise StackError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}: pass --port.")
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a server before us left does not count
+        try:
+            probe.bind((_LOOPBACK, port))
+        except OSError:
+            return False
+        return True
 
 
 def _tail(log: Path, *, size_bytes: int = 2_000) -> str:

@@ -12,11 +12,22 @@ from rich.console import Console
 
 from database.errors import DatabaseError
 from database.settings import Settings
+from longlaw.client import DEFAULT_URL
 from longlaw.stack import Stack, StackError
+
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        envvar="LONGLAW_API_PORT",
+        help="Port of the API and dashboard on loopback; else the first free one from 8000 on.",
+    ),
+]
 
 
 def up_command(
-    port: Annotated[int | None, typer.Option(help="Port of the API and dashboard on loopback.")] = None,
+    port: Port = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Training processes; one per core by default.")] = None,
 ) -> None:
     """Run Postgres, the scheduler with its workers, the API and the dashboard on this machine until Ctrl-C."""
@@ -30,13 +41,15 @@ def up_command(
     except KeyboardInterrupt:
         console.print("Stopped. Everything finished so far is kept.")
     except (StackError, DatabaseError) as error:
-        Console(stderr=True).print(f"[red]{error}[/red]", highlight=False)
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
 def print_urls(console: Console, stack: Stack) -> None:
     console.print(f"Dashboard  {stack.url}/", soft_wrap=True)
     console.print(f"REST       {stack.url}/v1/grids   (description: {stack.url}/openapi.json)", soft_wrap=True)
+    if stack.url != DEFAULT_URL:
+        console.print(f"Clients    export LONGLAW_URL={stack.url}   (they ask {DEFAULT_URL} else)", soft_wrap=True)
     console.print("SQL        longlaw db psql   (views in the schema research)", soft_wrap=True)
     console.print(f"Logs       {stack.logs}", soft_wrap=True)
 

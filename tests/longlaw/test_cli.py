@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from longlaw.cli import main
 from longlaw.client import Client
+from longlaw.errors import ApiProblem
 from longlaw.grid_commands import follow
 from tests.api import seeding
 from tests.longlaw.conftest import Finished
@@ -99,6 +101,56 @@ def test_live_view_shows_a_bar_per_scale_and_ends_with_the_grid(finished: Finish
     shown = screen.file.getvalue()
     for text in ("small", "8 of 8 cells measured", "d32", "d64", "4/4 evaluated", "━━━", "done"):
         assert text in shown
+
+
+def test_grid_is_followed_through_an_outage_of_the_database(finished: Finished) -> None:
+    """What is going to pass is waited for, and said once."""
+    told = Console(file=io.StringIO(), width=200)
+    with Client(finished.url) as client:
+        ended = client.grid(finished.grid_id)
+        away = ApiProblem(type="x", title="The database does not answer", status=503, detail="d", retry_after_s=5)
+        looks = [ended.model_copy(update={"state": "RUNNING"}), away, away, ended]
+        with mock.patch.object(Client, "grid", side_effect=looks):
+            assert follow(client, finished.grid_id, told, every_s=0.0) == "SUCCEEDED"
+    assert isinstance(told.file, io.StringIO)
+    assert told.file.getvalue().count("waiting: The database does not answer") == 1
+
+
+def test_grid_may_come_from_standard_input(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = yaml.safe_dump(seeding.document(name="piped"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert "'piped' is submitted" in _longlaw("grid", "submit", "-", url=service).stdout
+
+
+@pytest.mark.parametrize("command", [["up"], ["demo", "grids/tiny.yaml"]])
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("LONGLAW_HOME", "{file}/home", "Not a directory"),
+        ("LONGLAW_DATABASE_URL", "mysql://a:hunter2@b/c", "not in 'mysql'"),
+    ],
+)
+def test_wrong_setting_is_one_line_without_its_value(
+    command: list[str], variable: str, value: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
+    (tmp_path / "file").touch()
+    outcome = _longlaw(*command, **{variable: value.format(file=tmp_path / "file")})
+    assert outcome.returncode == 1
+    assert message in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+    assert "hunter2" not in outcome.stderr
+
+
+def test_taken_port_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        outcome = _longlaw("up", LONGLAW_HOME=str(tmp_path), LONGLAW_API_PORT=port)
+    assert outcome.returncode == 1
+    assert f"Port {port} is taken" in outcome.stderr
+    assert not (tmp_path / "postgres").exists()
 
 
 def test_corpus_is_looked_up_in_the_store(service: str, tmp_path: Path) -> None:

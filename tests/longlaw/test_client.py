@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import re
 import subprocess
 import sys
 import threading
@@ -118,6 +119,20 @@ def test_other_program_on_the_port_is_told_apart() -> None:
         client.series()
 
 
+def test_a_friendly_answer_of_another_program_is_told_apart_too() -> None:
+    with _serving(_Welcome) as url, Client(url) as client:
+        calls = (client.series, lambda: next(client.grids()), lambda: client.plan({}), lambda: client.submit({}))
+        for call in calls:
+            with pytest.raises(ApiProblem, match="Not an answer of Longlaw"):
+                call()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port", "not-a-url"])
+def test_address_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(ServiceUnreachableError, match=re.escape(url)):
+        Client(url).series()
+
+
 def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, finished: Finished) -> None:
     monkeypatch.setenv("LONGLAW_URL", finished.url + "/")
     with Client() as client:
@@ -172,3 +187,20 @@ def _losing_answers(service: str, *, lost: int) -> _serving:
             pass
 
     return _serving(Handler)
+
+
+class _Welcome(http.server.BaseHTTPRequestHandler):
+    """Answers everything with a page."""
+
+    def do_GET(self) -> None:
+        page = b"<h1>It works!</h1>"
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""

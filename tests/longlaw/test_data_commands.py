@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_build_puts_a_folder_into_the_store_of_the_environment(texts: Path, store: Path) -> None:
-    result = RUNNER.invoke(data_app, ["build", "--source", str(texts), "--vocab-size", "300", "--json"])
+    result = RUNNER.invoke(data_app, ["build", str(texts), "--vocab-size", "300", "--json"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     corpus = open_corpus(store, find_corpus(store, "my-texts"), verify_digests=True)
@@ -44,7 +44,7 @@ def test_build_puts_a_folder_into_the_store_of_the_environment(texts: Path, stor
 
 
 def test_build_takes_the_store_and_directories_as_documents(texts: Path, store: Path, tmp_path: Path) -> None:
-    arguments = ["--source", str(texts), "--name", "dirs", "--documents", "directory", "--vocab-size", "300"]
+    arguments = [str(texts), "--name", "dirs", "--documents", "directory", "--vocab-size", "300"]
     result = RUNNER.invoke(data_app, ["build", *arguments, "--store", str(tmp_path / "elsewhere"), "--json"])
     assert result.exit_code == 0, result.output
     assert sum(json.loads(result.stdout)["documents"].values()) == 4
@@ -55,12 +55,14 @@ def test_build_takes_the_store_and_directories_as_documents(texts: Path, store: 
 def test_list_and_show_tell_what_was_built(texts: Path, store: Path) -> None:
     assert "No corpora" in RUNNER.invoke(data_app, ["list"]).stdout
     assert json.loads(RUNNER.invoke(data_app, ["list", "--json"]).stdout) == []
-    RUNNER.invoke(data_app, ["build", "--source", str(texts), "--name", "one", "--vocab-size", "300"])
+    RUNNER.invoke(data_app, ["build", str(texts), "--name", "one", "--vocab-size", "300"])
     (listed,) = json.loads(RUNNER.invoke(data_app, ["list", "--json"]).stdout)
     assert (listed["name"], listed["vocab_size"]) == ("one", 300)
     shown = json.loads(RUNNER.invoke(data_app, ["show", "one", "--json"]).stdout)
     assert shown["hash"] == listed["hash"]
     assert {document["id"] for document in shown["document_list"]} == {f"part{n % 4}/{n}.txt" for n in range(12)}
+    lines = RUNNER.invoke(data_app, ["list"]).stdout.splitlines()
+    assert lines[0] == f"one  {listed['hash']}"  # whole: grids and REST want it
     table = RUNNER.invoke(data_app, ["show", "one"])
     assert table.exit_code == 0
     assert "part0/0.txt" in table.stdout
@@ -69,7 +71,7 @@ def test_list_and_show_tell_what_was_built(texts: Path, store: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "--source", "nowhere"], "nowhere is not a folder"),
+        (["build", "nowhere"], "nowhere is not a folder"),
         (["show", "nothing"], 'no corpus "nothing"'),
         (["list", "--store", "s3://bucket/store"], "is no folder"),
     ],
@@ -82,7 +84,7 @@ def test_errors_are_one_line_and_an_exit_code(store: Path, arguments: list[str],
 
 
 def test_show_finds_damage(texts: Path, store: Path) -> None:
-    RUNNER.invoke(data_app, ["build", "--source", str(texts), "--name", "one", "--vocab-size", "300"])
+    RUNNER.invoke(data_app, ["build", str(texts), "--name", "one", "--vocab-size", "300"])
     file = store / "corpora" / find_corpus(store, "one") / "long.bin"
     content = file.read_bytes()
     file.write_bytes(bytes([content[0] ^ 1]) + content[1:])

@@ -105,8 +105,8 @@ def test_every_problem_is_printed_with_its_place_and_the_exit_code_is_2(tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file or directory"),
-        (b"\xff\xfe", "codec can't decode"),
+        (None, "grid.yaml: no such file or directory"),
+        (b"\xff\xfe", "not a text file (no UTF-8 at byte 0)"),
         (b"a: [1", "line 1"),
         (b"", "must be a mapping"),
     ],
