@@ -14,6 +14,7 @@ from rich.console import Console
 
 from database.errors import DatabaseError
 from database.settings import Settings
+from fitting.laws import LONG_CONTEXT
 from longlaw.client import Client
 from longlaw.demo_report import print_report
 from longlaw.errors import LonglawError
@@ -80,20 +81,26 @@ def _run_grid(console: Console, stack: Stack, file: str) -> bool:
 
 
 def _wait_for_fits(console: Console, client: Client, stack: Stack, grid_id: str) -> None:
-    """Returns when every series of the grid has the fits it should have of all its observations."""
-    grid = client.grid(grid_id)
-    expected = {(series, holdout) for series in grid.series for holdout in {None, grid.holdout}}
-    rows = {series: sum(1 for _ in client.observations(series=series)) for series in grid.series}
+    """Returns when every series of the grid has the fits that all its observations allow."""
+    waiting = set(client.grid(grid_id).series)
     deadline_s = time.monotonic() + _FIT_WAIT_S
     with console.status("Fitting the law ...") if console.is_terminal else contextlib.nullcontext():
-        while expected and time.monotonic() < deadline_s:
+        while waiting and time.monotonic() < deadline_s:
             stack.watch()
-            for series in grid.series:
-                for fit in client.fits(series=series):
-                    seen = (fit.n_observations or 0) + ((fit.holdout.n_observations or 0) if fit.holdout else 0)
-                    if fit.state == "FAILED" or (fit.state == "SUCCEEDED" and seen >= rows[series]):
-                        expected.discard((series, fit.holdout.selection if fit.holdout else None))
+            waiting = {series for series in waiting if not _is_fitted(client, series)}
             time.sleep(0.3)
+
+
+def _is_fitted(client: Client, series: str) -> bool:
+    """Whether no fit of the series is on its way; that of all rows and those with held-out rows are queued together."""
+    rows = list(client.observations(series=series))
+    if len({(row.n_params, row.short_tokens, row.long_tokens) for row in rows}) < LONG_CONTEXT.n_parameters:
+        return True
+    fits = list(client.fits(series=series))
+    if any(fit.state in ("PENDING", "RUNNING") for fit in fits):
+        return False
+    pooled = next((fit for fit in fits if fit.holdout is None), None)
+    return pooled is not None and (pooled.state == "FAILED" or (pooled.n_observations or 0) >= len(rows))
 
 
 @contextlib.contextmanager
