@@ -49,7 +49,9 @@ def demo_command(
             _finish(corpus)
             measured = _run_grid(console, stack, file)
             print_urls(console, stack)
-            if not exit_when_done:
+            if exit_when_done:
+                console.print("\nStopping; `longlaw up` serves all of this again.")
+            else:
                 console.print("\nServing until Ctrl-C.")
                 serve(stack)
         if not measured:

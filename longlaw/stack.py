@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import os
 import signal
 import socket
@@ -32,6 +33,8 @@ _STOP_GRACE_S = 30.0
 _QUICK_DEATH_S = 10.0
 _MAX_QUICK_DEATHS = 3
 _PR_SET_PDEATHSIG = 1
+#: What the children import first; each is of an extra that this command itself does without.
+_NEEDED = ("fastapi", "uvicorn", "ray", "torch")
 
 
 class StackError(Exception):
@@ -101,6 +104,7 @@ class Stack:
 
     Raises:
         StackError: on entering, when another stack already runs in this home or a part does not start.
+        ModuleNotFoundError: on entering, when an extra that a part needs is not installed.
     """
 
     settings: Settings
@@ -130,6 +134,9 @@ class Stack:
         self.stop()
 
     def _start(self) -> None:
+        for module in _NEEDED:
+            if importlib.util.find_spec(module) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}", name=module)
         self.logs.mkdir(parents=True, exist_ok=True)
         self._lock = (self.settings.home / "up.lock").open("a")
         try:

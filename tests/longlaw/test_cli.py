@@ -143,6 +143,17 @@ def test_wrong_setting_is_one_line_without_its_value(
     assert "hunter2" not in outcome.stderr
 
 
+@pytest.mark.parametrize(("module", "extra"), [("fastapi", "api"), ("ray", "worker"), ("torch", "worker")])
+def test_service_without_its_extras_is_not_started(
+    module: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    outcome = _longlaw("up", LONGLAW_HOME=str(tmp_path))
+    assert outcome.stderr == f"error: this needs {module}, which is not installed: pip install 'longlaw[{extra}]'\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_taken_port_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
