@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fitting import absolute, lattice, newton, varpro
 from fitting.basis import Basis
+from fitting.laws import Offset
 from fitting.objective import Objective
 from fitting.objective import huber as huber
 from fitting.values import FloatArray
@@ -174,16 +175,33 @@ def refit(
     )
 
 
-def refit_each(problems: list[Problem], start: FloatArray) -> Refits:
-    """Optima of problems that differ in their losses and bounds alone, each searched from the lattice and ``start``."""
-    first = problems[0]
-    objective = replace(
-        _objective(first, np.stack([problem.weights for problem in problems])),
-        y=np.stack([problem.log_longppl for problem in problems]),
-        lower=np.stack([problem.lower for problem in problems]),
-        upper=np.stack([problem.upper for problem in problems]),
+def refit_fixed(problem: Problem, component: int, values: FloatArray) -> Refits:
+    """Optima with one exponent, or the free offset, held at each of several values, all searched from the lattice.
+
+    With the offset held, points are those of the law without it and in other coordinates: read the objectives alone.
+    """
+    shifts = np.zeros((len(values), 1))
+    law = problem.basis.law
+    if component == law.n_parameters - 1 and law.offset is Offset.FREE:
+        shifts = values[:, None]
+        problem = replace(
+            problem,
+            basis=replace(problem.basis, law=law.without_offset()),
+            lower=problem.lower[:-1],
+            upper=problem.upper[:-1],
+            references=None if problem.references is None else problem.references[:-1],
+        )
+    lower, upper = (np.tile(bound, (len(values), 1)) for bound in (problem.lower, problem.upper))
+    if not shifts.any():
+        lower[:, component] = upper[:, component] = values
+    target = replace(
+        _objective(problem, np.tile(problem.weights, (len(values), 1))),
+        y=problem.log_longppl - shifts if shifts.any() else problem.log_longppl,
+        lower=lower,
+        upper=upper,
     )
-    return _solve(first, objective, start, searched=True, settled=True)
+    start = _points(problem, lattice.best_points(target))
+    return _solve(problem, target, start, searched=False, settled=True)
 
 
 def _solve(problem: Problem, target: Objective, start: FloatArray, *, searched: bool, settled: bool) -> Refits:
@@ -200,6 +218,11 @@ def _solve(problem: Problem, target: Objective, start: FloatArray, *, searched: 
         ends = newton.polish(target, ends)
     certificate = newton.certify(target, ends)
     converged = certificate.converged(_REFIT_SHARE) & np.isfinite(ends).all(axis=1)
+    open_ones = np.flatnonzero(~converged)
+    if len(open_ones):
+        ends[open_ones] = newton.polish(target.pick(open_ones), ends[open_ones])
+        certificate = newton.certify(target, ends)
+        converged = certificate.converged(_REFIT_SHARE) & np.isfinite(ends).all(axis=1)
     return Refits(thetas=ends, objectives=certificate.value, converged=converged)
 
 

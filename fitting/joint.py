@@ -15,7 +15,7 @@ from fitting.observations import Observations
 from fitting.penalty import penalty_of
 from fitting.predict import law_values
 from fitting.rows import Procedure, Rows, problem_of, rows_of
-from fitting.values import Fit, FloatArray, Loss, Penalty, Reference, Resampled, Residual
+from fitting.values import Fit, FloatArray, Loss, Penalty, Reference, Resampled, Residual, Slicing
 
 
 def fit(
@@ -32,7 +32,7 @@ def fit(
     resampled: Resampled = Resampled.CLUSTERS,
     searched: bool = False,
     penalty: float | Literal["auto"] = 0.0,
-    references: tuple[Reference, ...] | None = None,
+    references: tuple[Reference, ...] | Slicing = Slicing.OFFSET,
 ) -> Fit:
     """Fit a law to observations by minimising the summed loss of the residuals.
 
@@ -54,7 +54,7 @@ def fit(
         searched: whether every refit searches all starts, not only the fit itself.
         penalty: lambda of the one-sided penalty on the token exponents, or "auto" to choose it by predicting the
             largest training scale from the others.
-        references: the exponents above which the penalty acts; from slices with an offset where absent.
+        references: the exponents above which the penalty acts, or how to find them in slices.
 
     Raises:
         UnknownLawError: no law of that name.

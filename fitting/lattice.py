@@ -81,7 +81,7 @@ def _sums_of_squares(objective: Objective, lattice: FloatArray) -> FloatArray:
         basis, y, weights = basis.rows(np.arange(0, weights.shape[1], stride)), y[..., ::stride], weights[:, ::stride]
     columns = basis.design(lattice)
     if objective.log_residual:
-        columns, y = columns / y, np.ones_like(y)
+        weights = weights / y**2
     n_points, size, n = columns.shape
     upper = np.triu_indices(size)
     products = (columns[:, upper[0], :] * columns[:, upper[1], :]).reshape(-1, n)

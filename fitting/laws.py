@@ -1,6 +1,6 @@
 """The laws that can be fitted: a closed set of values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -81,6 +81,17 @@ class Law:
     def term_sizes(self, sizes: FloatArray) -> FloatArray:
         """What each term falls with (n x terms), from N, D_s, D_l (n x 3); a rate counts as one."""
         return np.column_stack([sizes[:, list(term.axes)].sum(axis=1) for term in self.terms])
+
+    def without_offset(self) -> "Law":
+        """The same law with its offset left out."""
+        return replace(
+            self,
+            parameter_names=self.parameter_names[:-1],
+            parameter_units=self.parameter_units[:-1],
+            lower=self.lower[:-1],
+            upper=self.upper[:-1],
+            offset=Offset.NONE,
+        )
 
     def penalised(self) -> dict[str, int]:
         """Positions of the exponents that slices give a reference for, by the axis of their slices."""

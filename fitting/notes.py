@@ -13,7 +13,8 @@ from fitting.values import Penalty, Resampled, Status
 FEW_CLUSTERS = 10
 _NEARLY_COLLINEAR = 0.99
 _OFTEN = 0.2
-_REPEATS_SHOWN = 10
+_SHOWN = 10
+_EXACT = 2.0**53
 
 
 def status_of(problem: Problem, found: Optimum, known: Identifiability) -> Status:
@@ -72,12 +73,17 @@ def warnings_of(
             f"the penalty (lambda {penalty.strength:g}) holds {', '.join(penalty.binds)} down: "
             f"{names[-1]} is not interpretable; read the fit without penalty beside it"
         )
+    rounded = np.flatnonzero((observations.sizes >= _EXACT).any(axis=1)).tolist()
+    if rounded:
+        shown = ", ".join(str(observations.row_ids[i]) for i in rounded[:_SHOWN])
+        shown += ", ..." if len(rounded) > _SHOWN else ""
+        warnings.append(f"rows {shown} have counts of 2^53 or more, which float64 rounds")
     repeated = observations.repeated_rows()
-    for rows in repeated[:_REPEATS_SHOWN]:
-        shown = ", ".join(map(str, rows[:_REPEATS_SHOWN])) + (", ..." if len(rows) > _REPEATS_SHOWN else "")
+    for rows in repeated[:_SHOWN]:
+        shown = ", ".join(map(str, rows[:_SHOWN])) + (", ..." if len(rows) > _SHOWN else "")
         warnings.append(f"rows {shown} repeat one another and count as often as they appear")
-    if len(repeated) > _REPEATS_SHOWN:
-        warnings.append(f"and {len(repeated) - _REPEATS_SHOWN} more groups of rows repeat one another")
+    if len(repeated) > _SHOWN:
+        warnings.append(f"and {len(repeated) - _SHOWN} more groups of rows repeat one another")
     return warnings
 
 

@@ -17,7 +17,7 @@ from fitting.laws import Law
 from fitting.observations import Observations
 from fitting.rows import Procedure, problem_of, rows_of
 from fitting.slices import slice_references
-from fitting.values import Penalty, Reference
+from fitting.values import Penalty, Reference, Slicing
 
 STRENGTHS = (0.0, 0.01, 0.1, 1.0, 100.0)
 
@@ -27,7 +27,7 @@ def penalty_of(
     observations: Observations,
     procedure: Procedure,
     strength: float | Literal["auto"],
-    references: tuple[Reference, ...] | None,
+    references: tuple[Reference, ...] | Slicing,
 ) -> tuple[Penalty, list[str]]:
     """The penalty to fit under, and what is to be said about it.
 
@@ -42,7 +42,7 @@ def penalty_of(
         if strength == "auto":
             return Penalty(chosen=True), [f"no penalty: the law {law.name} has no exponent of D_s or D_l alone"]
         raise InvalidObservationsError(f"the law {law.name} has no exponent of D_s or D_l alone to penalise")
-    if references is not None:
+    if not isinstance(references, Slicing):
         unknown = [item.parameter for item in references if item.parameter not in law.parameter_names]
         if unknown:
             raise InvalidObservationsError(f"the law {law.name} has no parameter {', '.join(unknown)}")
@@ -56,20 +56,20 @@ def penalty_of(
         chosen = False
     found = _references(law, observations, procedure, references)
     if not found:
-        return Penalty(chosen=chosen), ["no penalty: no slice has four different values of its axis"]
+        return Penalty(chosen=chosen), ["no penalty: no slices suggest an exponent"]
     return Penalty(strength=float(strength), references=found, chosen=chosen), said
 
 
 def _references(
-    law: Law, observations: Observations, procedure: Procedure, given: tuple[Reference, ...] | None
+    law: Law, observations: Observations, procedure: Procedure, given: tuple[Reference, ...] | Slicing
 ) -> tuple[Reference, ...]:
-    return (
-        given if given is not None else slice_references(law, rows_of(law, observations, procedure.residual), procedure)
-    )
+    if not isinstance(given, Slicing):
+        return given
+    return slice_references(law, rows_of(law, observations, procedure.residual), procedure, given)
 
 
 def _chosen(
-    law: Law, observations: Observations, procedure: Procedure, given: tuple[Reference, ...] | None
+    law: Law, observations: Observations, procedure: Procedure, given: tuple[Reference, ...] | Slicing
 ) -> tuple[float, list[str]]:
     """The lambda under which the other scales predict the largest one best."""
     largest = observations.n_params == observations.n_params.max()
@@ -80,7 +80,7 @@ def _chosen(
         return 0.0, [f"no penalty: it cannot be chosen without the largest scale ({error})"]
     references = _references(law, smaller, procedure, given)
     if not references:
-        return 0.0, ["no penalty: without the largest scale no slice has four different values of its axis"]
+        return 0.0, ["no penalty: without the largest scale no slices suggest an exponent"]
     errors = []
     for strength in STRENGTHS:
         problem = problem_of(law, rows, procedure, Penalty(strength=strength, references=references))

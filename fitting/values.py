@@ -40,6 +40,13 @@ class Residual(StrEnum):
     LOG = "log"  # its logarithm
 
 
+class Slicing(StrEnum):
+    """How slices of the observations become a reference exponent."""
+
+    OFFSET = "offset"  # the median of their exponents, each slice with an offset of its own
+    PLAIN = "plain"  # the median slope of log y against log size: no offset, and far too low
+
+
 class Resampled(StrEnum):
     """What a bootstrap draws."""
 
@@ -128,7 +135,7 @@ class Holdout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """The exponent that slices of the observations suggest: their median, of so many slices."""
+    """The exponent that so many slices of the observations suggest."""
 
     parameter: str
     value: float
