@@ -10,7 +10,7 @@ A point theta has one entry per parameter of the law, in its order. Given the ex
 logarithm) the law is linear in the rest. All functions take any number of points at once, over leading axes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,17 @@ class Basis:
         centre: m, one per term.
         logs: L (n x terms), zero for a term whose size does not vary.
         law: the law.
-        stages: logarithms of the two parts of the term that has a rate (n x 2); no rows without one.
+        stages: logarithms of the two parts of the term that has a rate (n x 2); None without one.
+        linear: positions of what the law is linear in: amplitudes, then products, then the constant.
+        nonlinear: positions of the exponents, then of the rate if there is one.
     """
 
     centre: FloatArray
     logs: FloatArray
     law: Law = LONG_CONTEXT
     stages: FloatArray | None = None
+    linear: list[int] = field(init=False)
+    nonlinear: list[int] = field(init=False)
 
     @classmethod
     def of(cls, sizes: FloatArray, varied: NDArray[np.bool_], law: Law = LONG_CONTEXT) -> "Basis":
@@ -58,19 +62,14 @@ class Basis:
         stages = None if self.stages is None else self.stages[chosen]
         return Basis(centre=self.centre, logs=self.logs[chosen], law=self.law, stages=stages)
 
-    @property
-    def linear(self) -> list[int]:
-        """Positions of what the law is linear in: amplitudes, then products, then the constant."""
-        amplitudes = [term.amplitude for term in self.law.terms] + [
-            position for position, _, _ in self.law.interactions
-        ]
-        return amplitudes + ([self.law.n_parameters - 1] if self.law.offset is not Offset.NONE else [])
-
-    @property
-    def nonlinear(self) -> list[int]:
-        """Positions of the exponents, then of the rate if there is one."""
-        rates = [term.rate for term in self.law.terms if term.rate is not None]
-        return [term.exponent for term in self.law.terms] + rates
+    def __post_init__(self) -> None:
+        law = self.law
+        amplitudes = [term.amplitude for term in law.terms]
+        products = [position for position, _, _ in law.interactions]
+        constant = [law.n_parameters - 1] if law.offset is not Offset.NONE else []
+        rates = [term.rate for term in law.terms if term.rate is not None]
+        object.__setattr__(self, "linear", amplitudes + products + constant)
+        object.__setattr__(self, "nonlinear", [term.exponent for term in law.terms] + rates)
 
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray]:

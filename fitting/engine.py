@@ -23,7 +23,7 @@ _SEARCH_SHARE = 1e-6
 _REFIT_SHARE = 1e-4
 _SAME = 1e-6
 # The part of the objective that a descent may leave to gain; a search's end is polished afterwards.
-_SEARCH_ARRIVED = 1e-9
+_SEARCH_ARRIVED = 1e-7
 _REFIT_ARRIVED = 1e-11
 _CANDIDATES = 3
 # Numbers held at once per array of a batch: bounds the memory of large bootstraps to some hundred megabytes.
@@ -117,8 +117,9 @@ class Refits:
 def search(problem: Problem) -> Optimum:
     """The best optimum found from many starts."""
     target = _objective(problem, problem.weights[None, :])
-    start = lattice.starts(target)
-    loose = _loosened(target, varpro.solve_linear(_least_squares(target), start[:1]))
+    start, left = lattice.starts(target)
+    # reweighting crawls where delta is far below the residuals
+    loose = replace(target, huber_delta=max(target.huber_delta, left))
     many = _repeated(loose, len(start))
     ends, reached = varpro.descend(many, _points(problem, start), arrived=_SEARCH_ARRIVED)
     best = reached.min()

@@ -37,13 +37,12 @@ def varied_axes(sizes: FloatArray) -> NDArray[np.bool_]:
 
 def axis_correlations(sizes: FloatArray) -> list[tuple[int, int, float]]:
     """Pairs of varied columns and the correlation of their logarithms."""
-    varied = varied_axes(sizes)
-    logs = np.log(sizes)
-    return [
-        (i, j, float(np.corrcoef(logs[:, i], logs[:, j])[0, 1]))
-        for i, j in combinations(range(sizes.shape[1]), 2)
-        if varied[i] and varied[j]
-    ]
+    varied = np.flatnonzero(varied_axes(sizes))
+    if len(varied) < 2:
+        return []
+    correlations = np.corrcoef(np.log(sizes[:, varied]), rowvar=False)
+    pairs = combinations(range(len(varied)), 2)
+    return [(int(varied[i]), int(varied[j]), float(correlations[i, j])) for i, j in pairs]
 
 
 def jacobian_rank(jacobian: FloatArray) -> int:
@@ -59,7 +58,8 @@ def identify(basis: Basis, theta: FloatArray, sizes: FloatArray) -> Identifiabil
     of two terms whose axes move together (they could exchange roles).
     """
     jacobian = basis.jacobian(theta)
-    _, singular, directions = np.linalg.svd(_unit_columns(jacobian), full_matrices=True)
+    # there are at least as many rows as parameters, so the right factor is square
+    _, singular, directions = np.linalg.svd(_unit_columns(jacobian), full_matrices=False)
     rank = int(np.count_nonzero(singular > _RANK_TOLERANCE * singular[0]))
     # theta = t / norm: gradients with respect to the scaled coordinates t
     gradients = basis.parameter_gradients(theta) / _column_norms(jacobian)

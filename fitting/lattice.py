@@ -29,8 +29,10 @@ def best_points(objective: Objective) -> FloatArray:
     return chosen
 
 
-def starts(objective: Objective) -> FloatArray:
+def starts(objective: Objective) -> tuple[FloatArray, float]:
     """Starts for the one objective (S x p), the best first: lattice minima, and the best points at each axis' ends.
+
+    With them comes the root of the mean square that the best leaves.
 
     The ends are for weak terms: their exponent may have one optimum at either end of its range.
     """
@@ -40,8 +42,8 @@ def starts(objective: Objective) -> FloatArray:
     for coordinate in lattice.T:
         for end in (coordinate.min(), coordinate.max()):
             chosen.append(int(np.argmin(np.where(coordinate == end, sums, np.inf))))
-    picked: FloatArray = lattice[list(dict.fromkeys(chosen))]
-    return picked
+    left = float(max(sums[chosen[0]], 0.0) / objective.weights.sum())
+    return lattice[list(dict.fromkeys(chosen))], left**0.5
 
 
 def _lattice(objective: Objective) -> FloatArray:
@@ -62,13 +64,10 @@ def _minima(lattice: FloatArray, sums: FloatArray) -> NDArray[np.intp]:
     axes = [np.unique(coordinate) for coordinate in lattice.T]
     grid = sums.reshape([len(axis) for axis in axes])
     lowest = np.ones(grid.shape, dtype=np.bool_)
-    for axis, length in enumerate(grid.shape):
-        if length == 1:
-            continue
-        rise = np.diff(grid, axis=axis)
-        before, after = [(0, 0)] * grid.ndim, [(0, 0)] * grid.ndim
-        before[axis], after[axis] = (1, 0), (0, 1)
-        lowest &= np.pad(rise <= 0, before, constant_values=True) & np.pad(rise >= 0, after, constant_values=True)
+    for axis in range(grid.ndim):
+        values, low = np.moveaxis(grid, axis, 0), np.moveaxis(lowest, axis, 0)
+        low[1:] &= values[1:] <= values[:-1]
+        low[:-1] &= values[:-1] <= values[1:]
     found = np.flatnonzero(lowest.ravel())
     return found[np.argsort(sums[found], kind="stable")]
 
@@ -83,11 +82,14 @@ def _sums_of_squares(objective: Objective, lattice: FloatArray) -> FloatArray:
     if objective.log_residual:
         weights = weights / y**2
     n_points, size, n = columns.shape
-    upper = np.triu_indices(size)
-    products = (columns[:, upper[0], :] * columns[:, upper[1], :]).reshape(-1, n)
-    gram = np.empty((len(weights), n_points, size, size))
-    gram[..., upper[0], upper[1]] = (weights @ products.T).reshape(len(weights), n_points, -1)
-    gram[..., upper[1], upper[0]] = gram[..., upper[0], upper[1]]
+    if len(weights) == 1:
+        gram = ((columns * weights[0]) @ np.swapaxes(columns, 1, 2))[None]
+    else:
+        upper = np.triu_indices(size)
+        products = (columns[:, upper[0], :] * columns[:, upper[1], :]).reshape(-1, n)
+        gram = np.empty((len(weights), n_points, size, size))
+        gram[..., upper[0], upper[1]] = (weights @ products.T).reshape(len(weights), n_points, -1)
+        gram[..., upper[1], upper[0]] = gram[..., upper[0], upper[1]]
     flat = columns.reshape(-1, n)
     right = ((weights * y) @ flat.T).reshape(len(weights), n_points, size)
     signed = objective.lower.reshape(-1, basis.law.n_parameters)[0, basis.linear] == 0

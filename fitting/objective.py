@@ -86,5 +86,6 @@ class Objective:
 def huber(residuals: FloatArray, delta: float) -> FloatArray:
     """r^2/2 up to delta, delta (|r| - delta/2) beyond, elementwise."""
     size = np.abs(residuals)
-    with np.errstate(over="ignore"):
-        return np.where(size <= delta, 0.5 * residuals**2, delta * (size - 0.5 * delta))
+    inside = np.minimum(size, delta)
+    losses: FloatArray = inside * (size - 0.5 * inside)
+    return losses

@@ -11,7 +11,7 @@ from fitting.basis import Basis
 from fitting.engine import Problem
 from fitting.errors import InvalidObservationsError, NotEnoughObservationsError
 from fitting.laws import TRAJECTORY, Law
-from fitting.observations import Observations
+from fitting.observations import Observations, distinct_rows
 from fitting.values import FloatArray, Loss, Penalty, RejectedRow, Resampled, Residual
 
 
@@ -90,7 +90,7 @@ def n_distinct(law: Law, observations: Observations) -> int:
     """How many points differ as the law sees them."""
     sizes = observations.sizes
     rated = any(term.rate is not None for term in law.terms)
-    return len(np.unique(sizes[:, list(law.axes)] if rated else law.term_sizes(sizes), axis=0))
+    return int(distinct_rows(sizes[:, list(law.axes)] if rated else law.term_sizes(sizes))[1].max()) + 1
 
 
 def problem_of(law: Law, rows: Rows, procedure: Procedure, penalty: Penalty | None = None) -> Problem:

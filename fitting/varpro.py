@@ -70,11 +70,9 @@ class _State:
 
     def _part(self) -> None:
         objective = self.objective
-        self.weights = objective.weights
+        self.weights, self.target = objective.weights, objective.y
         self.scale = 1.0 / objective.y if objective.log_residual else None
-        self.target = np.broadcast_to(objective.y, self.weights.shape)
-        self.low = np.broadcast_to(objective.lower, (len(objective), objective.lower.shape[-1]))[:, self.nonlinear]
-        self.high = np.broadcast_to(objective.upper, (len(objective), objective.upper.shape[-1]))[:, self.nonlinear]
+        self.low, self.high = objective.lower[..., self.nonlinear], objective.upper[..., self.nonlinear]
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         self.objective = self.objective.pick(kept)
@@ -159,7 +157,7 @@ class _State:
             weighted = columns * (self.weights * _irls(residual, delta))[:, None, :]
             b = solve_normal(
                 weighted @ np.swapaxes(columns, 1, 2),
-                (weighted @ target[:, :, None])[:, :, 0],
+                (weighted @ target[..., None])[..., 0],
                 signed=self.signed,
                 usable=self.usable,
             )
