@@ -23,7 +23,7 @@ _SEARCH_SHARE = 1e-6
 _REFIT_SHARE = 1e-4
 _SAME = 1e-6
 # The part of the objective that a descent may leave to gain; a search's end is polished afterwards.
-_SEARCH_ARRIVED = 1e-7
+_SEARCH_ARRIVED = 1e-6
 _REFIT_ARRIVED = 1e-11
 _CANDIDATES = 3
 # Numbers held at once per array of a batch: bounds the memory of large bootstraps to some hundred megabytes.
@@ -126,8 +126,8 @@ def search(problem: Problem) -> Optimum:
     agreement = float((reached <= best * (1 + _SAME) + _rounding(problem)).mean())
     candidates = ends[_distinct(reached)]
     candidates = newton.polish(_repeated(target, len(candidates)), candidates)
-    values = _repeated(target, len(candidates)).at(candidates)
-    theta = _settle(problem, target, candidates[np.nanargmin(values)])
+    chosen = 0 if len(candidates) == 1 else np.nanargmin(_repeated(target, len(candidates)).at(candidates))
+    theta = _settle(problem, target, candidates[chosen])
     certificate = newton.certify(target, theta[None, :])
     value, gradient_norm = float(certificate.value[0]), float(np.abs(certificate.gradient).max())
     converged = bool(certificate.converged(_SEARCH_SHARE)[0])

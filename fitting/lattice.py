@@ -4,6 +4,7 @@ The Gram matrix of a lattice point is linear in the weights of the rows, so one 
 sets of weights.
 """
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -48,15 +49,23 @@ def starts(objective: Objective) -> tuple[FloatArray, float]:
 
 def _lattice(objective: Objective) -> FloatArray:
     basis = objective.basis
-    movable = objective.usable[basis.nonlinear]
     n_terms = len(basis.law.terms)
-    n_levels = _LEVELS.get(int(movable[:n_terms].sum()), 5)
-    levels = np.geomspace(_LOWEST, _HIGHEST, n_levels)
-    axes = [levels if moves else np.array([_IDLE_EXPONENT]) for moves in movable[:n_terms]]
-    for moves, position in zip(movable[n_terms:], basis.nonlinear[n_terms:], strict=True):
-        low, high = objective.lower[..., position].min(), objective.upper[..., position].max()
+    movable = tuple(objective.usable[basis.nonlinear].tolist())
+    rates = tuple(
+        (float(objective.lower[..., k].min()), float(objective.upper[..., k].max())) for k in basis.nonlinear[n_terms:]
+    )
+    return _points(movable[:n_terms], movable[n_terms:], rates)
+
+
+@cache
+def _points(movable: tuple[bool, ...], rated: tuple[bool, ...], ranges: tuple[tuple[float, float], ...]) -> FloatArray:
+    levels = np.geomspace(_LOWEST, _HIGHEST, _LEVELS.get(sum(movable), 5))
+    axes = [levels if moves else np.array([_IDLE_EXPONENT]) for moves in movable]
+    for moves, (low, high) in zip(rated, ranges, strict=True):
         axes.append(np.linspace(low / 2, high / 2, _RATE_LEVELS) if moves else np.zeros(1))
-    return np.array(list(product(*axes)))
+    lattice = np.array(list(product(*axes)))
+    lattice.flags.writeable = False  # one array for all who ask
+    return lattice
 
 
 def _minima(lattice: FloatArray, sums: FloatArray) -> NDArray[np.intp]:

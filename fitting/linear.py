@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fitting.values import FloatArray
 
-# Added to the diagonal of a scaled Gram matrix: columns that say the same share their effect instead of failing.
+# Added to the diagonal of a Gram matrix, relative to it: equal columns share their effect instead of failing.
 _RIDGE = 1e-14
 
 
@@ -30,35 +30,41 @@ def solve_normal(
     """
     shape = right.shape
     size = shape[-1]
-    gram, right = gram.reshape(-1, size, size), right.reshape(-1, size)
-    lengths = np.sqrt(np.einsum("rkk->rk", gram))
-    scale = np.where(usable & (lengths > 0), lengths, np.inf)
-    scaled = gram / (scale[:, :, None] * scale[:, None, :])
-    target = right / scale
-    solution = _solve(scaled, target)
+    gram, right = gram.reshape(-1, size, size).copy(), right.reshape(-1, size)
+    diagonal = gram.reshape(-1, size * size)[:, :: size + 1]
+    diagonal *= 1.0 + _RIDGE
+    idle = ~(usable & (diagonal > 0))
+    if idle.any():
+        gram, right = _without(gram, right, idle)
+    solution = _solve(gram, right)
     wrong = np.flatnonzero((solution[:, signed] < 0).any(axis=1))
     if len(wrong):
-        solution[wrong] = _best_subset(scaled[wrong], target[wrong], signed)
-    return (solution / scale).reshape(shape)
+        solution[wrong] = _best_subset(gram[wrong], right[wrong], signed)
+    return solution.reshape(shape)
 
 
 def _solve(gram: FloatArray, right: FloatArray) -> FloatArray:
-    diagonal = np.arange(gram.shape[-1])
-    gram = gram.copy()
-    gram[..., diagonal, diagonal] = 1.0 + _RIDGE
     return np.asarray(np.linalg.solve(gram, right[..., None])[..., 0], dtype=np.float64)
 
 
+def _without(gram: FloatArray, right: FloatArray, idle: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    """The problems with some unknowns (... x k) held at zero."""
+    kept = np.where(idle, 0.0, 1.0)
+    return gram * kept[..., :, None] * kept[..., None, :] + np.eye(gram.shape[-1]) * (1.0 - kept)[
+        ..., None, :
+    ], right * kept
+
+
 def _best_subset(gram: FloatArray, right: FloatArray, signed: NDArray[np.bool_]) -> FloatArray:
-    """The feasible minimiser of least value over all choices of signed unknowns at zero (scaled problems)."""
+    """The feasible minimiser of least value over all choices of signed unknowns at zero."""
     best = np.zeros_like(right)
     least = np.full(len(right), np.inf)
-    for choice in product((1.0, 0.0), repeat=int(signed.sum())):
-        kept = np.ones(len(signed))
-        kept[signed] = choice
-        if kept.all():
+    for choice in product((False, True), repeat=int(signed.sum())):
+        if not any(choice):
             continue
-        solution = _solve(gram * kept[:, None] * kept, right * kept)
+        idle = np.zeros(len(signed), dtype=np.bool_)
+        idle[signed] = choice
+        solution = _solve(*_without(gram, right, idle))
         value = -np.einsum("rk,rk->r", solution, right)
         better = (value < least) & (solution[:, signed] >= 0).all(axis=1)
         best[better], least[better] = solution[better], value[better]
