@@ -26,6 +26,9 @@ _SAME = 1e-6
 _SEARCH_ARRIVED = 1e-6
 _REFIT_ARRIVED = 1e-11
 _CANDIDATES = 3
+# Residuals this many times delta are far beyond it.
+_FAR = 3.0
+_TRIALS = 25
 # Numbers held at once per array of a batch: bounds the memory of large bootstraps to some hundred megabytes.
 _BATCH = 3_000_000
 # Least absolute deviations are resampled with the Huber loss of this share of the median residual.
@@ -119,15 +122,17 @@ def search(problem: Problem) -> Optimum:
     target = _objective(problem, problem.weights[None, :])
     start, left = lattice.starts(target)
     # reweighting crawls where delta is far below the residuals
-    loose = replace(target, huber_delta=max(target.huber_delta, left))
+    loose = replace(target, huber_delta=left) if _FAR * target.huber_delta < left else target
     many = _repeated(loose, len(start))
     ends, reached = varpro.descend(many, _points(problem, start), arrived=_SEARCH_ARRIVED)
     best = reached.min()
     agreement = float((reached <= best * (1 + _SAME) + _rounding(problem)).mean())
     candidates = ends[_distinct(reached)]
-    candidates = newton.polish(_repeated(target, len(candidates)), candidates)
+    stepwise = target.huber_delta < 2 * left
+    candidates = newton.polish(_repeated(target, len(candidates)), candidates, stepwise=stepwise)
     chosen = 0 if len(candidates) == 1 else np.nanargmin(_repeated(target, len(candidates)).at(candidates))
-    theta = _settle(problem, target, candidates[chosen])
+    theta = _reconsidered(problem, target, candidates[chosen])
+    theta = _settle(problem, target, theta)
     certificate = newton.certify(target, theta[None, :])
     value, gradient_norm = float(certificate.value[0]), float(np.abs(certificate.gradient).max())
     converged = bool(certificate.converged(_SEARCH_SHARE)[0])
@@ -295,6 +300,29 @@ def _touching(problem: Problem, objective: Objective, thetas: FloatArray) -> NDA
 def _rounding(problem: Problem) -> float:
     scale = 1.0 if problem.log_residual else float(np.abs(problem.log_longppl).max())
     return float(problem.weights.sum() * (1e-13 * scale) ** 2)
+
+
+def _reconsidered(problem: Problem, target: Objective, theta: FloatArray) -> FloatArray:
+    """The point, or a better one in which a term is present that it lacks.
+
+    An absent term's exponent says nothing of others: where adding the term at one of them lowers the objective, a
+    descent starts there.
+    """
+    basis = problem.basis
+    for term in basis.law.terms:
+        if theta[term.amplitude] > 0 or not problem.usable[term.amplitude]:
+            continue
+        trials = np.repeat(theta[None, :], _TRIALS, axis=0)
+        trials[:, term.exponent] = np.geomspace(problem.lower[term.exponent], problem.upper[term.exponent], _TRIALS)
+        slopes = newton.slopes(_repeated(target, _TRIALS), trials)[:, term.amplitude]
+        steepest = int(np.argmin(slopes))
+        if slopes[steepest] >= 0:
+            continue
+        start = trials[steepest : steepest + 1]
+        end = newton.polish(target, varpro.descend(target, start, arrived=_REFIT_ARRIVED)[0])
+        if target.at(end)[0] < target.at(theta[None, :])[0]:
+            theta = end[0]
+    return theta
 
 
 def _settle(problem: Problem, target: Objective, theta: FloatArray) -> FloatArray:

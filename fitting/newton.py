@@ -72,9 +72,20 @@ def certify(objective: Objective, thetas: FloatArray) -> Certificate:
     )
 
 
-def polish(objective: Objective, thetas: FloatArray) -> FloatArray:
-    """Points (R x P) taken down to a vanishing gradient, in steps of delta where it is far below the residuals."""
-    for delta in _levels(objective, thetas):
+def slopes(objective: Objective, thetas: FloatArray) -> FloatArray:
+    """The gradient relative to the length of each column of the Jacobian, bounds or not (R x P)."""
+    point = _evaluate(objective, thetas)
+    lengths = np.sqrt(np.einsum("rpn,rpn,rn->rp", point.jacobian, point.jacobian, objective.weights))
+    relative: FloatArray = np.divide(point.gradient, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return relative
+
+
+def polish(objective: Objective, thetas: FloatArray, *, stepwise: bool = True) -> FloatArray:
+    """Points (R x P) taken down to a vanishing gradient.
+
+    Where delta is far below the residuals it comes down in steps, unless it is known not to be (not ``stepwise``).
+    """
+    for delta in _levels(objective, thetas) if stepwise else [objective.huber_delta]:
         thetas = _newton(replace(objective, huber_delta=delta), thetas)
     return thetas
 
@@ -194,12 +205,11 @@ def _curvature(objective: Objective, thetas: FloatArray, pull: FloatArray) -> Fl
     for k in basis.nonlinear:
         if not objective.usable[k]:
             continue
-        ends = []
-        for sign in (1, -1):
-            moved = thetas.copy()
-            moved[:, k] += sign * _DIFFERENCE
-            ends.append((basis.gradients(moved) @ pull[:, :, None])[:, :, 0])
-        row = (ends[0] - ends[1]) / (2 * _DIFFERENCE)
+        moved = np.stack([thetas, thetas])
+        moved[0, :, k] += _DIFFERENCE
+        moved[1, :, k] -= _DIFFERENCE
+        above, below = (basis.gradients(moved) @ pull[:, :, None])[..., 0]
+        row = (above - below) / (2 * _DIFFERENCE)
         curvature[:, k, :] = row
         curvature[:, :, k] = row
     return curvature

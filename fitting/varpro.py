@@ -100,15 +100,15 @@ class _State:
         gradient = (weighted @ self.residual[:, :, None])[:, :, 0]
         # at the best linear part its gradient vanishes, up to the reweighting
         active = self.usable & ((self.b > 0) | ~self.signed)
-        kept = np.where(active, 1.0, 0.0)
-        inner = normal[:, size:, size:] * kept[:, :, None] * kept[:, None, :]
-        cross = normal[:, size:, :size] * kept[:, :, None]
-        lengths = np.sqrt(np.einsum("rkk->rk", inner))
-        scale = np.where(lengths > 0, lengths, 1.0)
-        inner /= scale[:, :, None] * scale[:, None, :]
+        inner, cross, rest = normal[:, size:, size:], normal[:, size:, :size], gradient[:, size:, None]
         diagonal = np.arange(inner.shape[1])
-        inner[:, diagonal, diagonal] = 1.0 + 1e-14
-        right = np.concatenate([cross, (gradient[:, size:] * kept)[:, :, None]], axis=2) / scale[:, :, None]
+        if not active.all():
+            kept = np.where(active, 1.0, 0.0)
+            inner = inner * kept[:, :, None] * kept[:, None, :]
+            inner[:, diagonal, diagonal] += 1.0 - kept
+            cross, rest = cross * kept[:, :, None], rest * kept[:, :, None]
+        inner[:, diagonal, diagonal] *= 1.0 + 1e-14
+        right = np.concatenate([cross, rest], axis=2)
         projected = np.swapaxes(right, 1, 2) @ np.linalg.solve(inner, right)
         reduced = normal[:, :size, :size] - projected[:, :size, :size]
         pull = gradient[:, :size] - projected[:, :size, size]
