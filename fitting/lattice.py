@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from fitting.basis import Basis
 from fitting.linear import solve_normal
 from fitting.objective import Objective
 from fitting.values import FloatArray
@@ -81,13 +82,26 @@ def _minima(lattice: FloatArray, sums: FloatArray) -> NDArray[np.intp]:
     return found[np.argsort(sums[found], kind="stable")]
 
 
+def _design(basis: Basis, lattice: FloatArray) -> FloatArray:
+    """The columns at all lattice points; without products or a rate, from those of the few different exponents."""
+    law = basis.law
+    if law.interactions or basis.stages is not None:
+        return basis.design(lattice)
+    levels, place = np.unique(lattice, return_inverse=True)
+    few = basis.design(np.repeat(levels[:, None], lattice.shape[1], axis=1))
+    columns = few[np.zeros(len(lattice), dtype=np.intp)]
+    for term, where in enumerate(place.reshape(lattice.shape).T):
+        columns[:, term] = few[where, term]
+    return columns
+
+
 def _sums_of_squares(objective: Objective, lattice: FloatArray) -> FloatArray:
     """The least weighted sum of squares at each lattice point, plus the penalty (R x G)."""
     basis, y, weights = objective.basis, objective.y, objective.weights
     stride = -(-weights.shape[1] // _ROWS)
     if stride > 1:
         basis, y, weights = basis.rows(np.arange(0, weights.shape[1], stride)), y[..., ::stride], weights[:, ::stride]
-    columns = basis.design(lattice)
+    columns = _design(basis, lattice)
     if objective.log_residual:
         weights = weights / y**2
     n_points, size, n = columns.shape

@@ -13,7 +13,7 @@ from fitting.objective import Objective
 from fitting.values import FloatArray
 
 _MAX_ITERATIONS = 60
-_MAX_REWEIGHTINGS = 3
+_MAX_REWEIGHTINGS = 2
 _LARGEST_DAMPING = 1e10
 
 
