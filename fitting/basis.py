@@ -1,82 +1,205 @@
-"""Centred coordinates in which the seven-parameter law is well conditioned.
+"""Centred coordinates in which a law is well conditioned.
 
-With m_j the mean of log x_j over the fitted rows and L_j = log x_j - m_j, each term is written in the Box-Cox form
-b_j (exp(-e_j L_j) - 1)/e_j, which stays distinct from the constant however small the exponent is, and the constant c
-is the law's value at the centre. Then A_j = (b_j/e_j) exp(e_j m_j) and C = c - sum b_j/e_j.
-A point is theta = (b_N, e_N, b_s, e_s, b_l, e_l, c).
+With m_j the mean of log x_j over the fitted rows and L_j = log x_j - m_j, a law with a free offset has its terms in the
+Box-Cox form b_j u_j with u_j = (exp(-e_j L_j) - 1)/e_j, which stays distinct from the constant however small the
+exponent is, and the constant c is the law's value at the centre. Then A_j = (b_j/e_j) exp(e_j m_j) and
+C = c - sum b_j/e_j. A law whose offset has a sign, or none, has b_j exp(-e_j L_j) instead, with A_j = b_j exp(e_j m_j).
+A product of two terms is b_ij u_i u_j.
+
+A point theta has one entry per parameter of the law, in its order. Given the exponents (and a rate, held as its
+logarithm) the law is linear in the rest. All functions take any number of points at once, over leading axes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fitting.laws import LONG_CONTEXT, Law, Offset
 from fitting.values import FloatArray
 
-AMPLITUDES = np.array([0, 2, 4])
-EXPONENTS = np.array([1, 3, 5])
-CONSTANT = 6
-N_PARAMETERS = 7
+_COMPLEX_STEP = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Basis:
-    """The rows of a fit in centred coordinates: ``centre`` is m (3), ``logs`` is L (n x 3)."""
+    """The rows of a fit in centred coordinates.
+
+    Attributes:
+        centre: m, one per term.
+        logs: L (n x terms), zero for a term whose size does not vary.
+        law: the law.
+        stages: logarithms of the two parts of the term that has a rate (n x 2); None without one.
+        linear: positions of what the law is linear in: amplitudes, then products, then the constant.
+        nonlinear: positions of the exponents, then of the rate if there is one.
+    """
 
     centre: FloatArray
     logs: FloatArray
+    law: Law = LONG_CONTEXT
+    stages: FloatArray | None = None
+    linear: list[int] = field(init=False)
+    nonlinear: list[int] = field(init=False)
 
     @classmethod
-    def of(cls, sizes: FloatArray, varied: NDArray[np.bool_]) -> "Basis":
+    def of(cls, sizes: FloatArray, varied: NDArray[np.bool_], law: Law = LONG_CONTEXT) -> "Basis":
         """The coordinates centred on these rows of N, D_s, D_l (n x 3, positive).
 
-        An axis that is not ``varied`` (3) counts as one value: its term is part of the constant.
+        A term whose size is not ``varied`` counts as one value: it is part of the constant.
         """
-        logs = np.log(sizes)
+        logs = np.log(law.term_sizes(sizes))
         centre = logs.mean(axis=0)
-        return cls(centre=centre, logs=np.where(varied, logs - centre, 0.0))
+        rated = next((term for term in law.terms if term.rate is not None), None)
+        return cls(
+            centre=centre,
+            logs=np.where(varied, logs - centre, 0.0),
+            law=law,
+            stages=np.log(sizes[:, list(rated.axes)]) if rated is not None else None,
+        )
 
-    def rows(self, chosen: NDArray[np.bool_]) -> "Basis":
+    def rows(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> "Basis":
         """The same coordinates over the chosen rows."""
-        return Basis(centre=self.centre, logs=self.logs[chosen])
+        stages = None if self.stages is None else self.stages[chosen]
+        return Basis(centre=self.centre, logs=self.logs[chosen], law=self.law, stages=stages)
 
-    def columns(self, exponents: FloatArray) -> FloatArray:
-        """The three basis functions at those exponents (n x 3)."""
-        columns: FloatArray = np.expm1(-self.logs * exponents) / exponents
+    def __post_init__(self) -> None:
+        law = self.law
+        amplitudes = [term.amplitude for term in law.terms]
+        products = [position for position, _, _ in law.interactions]
+        constant = [law.n_parameters - 1] if law.offset is not Offset.NONE else []
+        rates = [term.rate for term in law.terms if term.rate is not None]
+        object.__setattr__(self, "linear", amplitudes + products + constant)
+        object.__setattr__(self, "nonlinear", [term.exponent for term in law.terms] + rates)
+
+    @property
+    def bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Bounds of theta."""
+        lower, upper = np.array(self.law.lower), np.array(self.law.upper)
+        for term in self.law.terms:
+            lower[term.amplitude] = 0.0
+            if term.rate is not None:
+                lower[term.rate], upper[term.rate] = np.log(lower[term.rate]), np.log(upper[term.rate])
+        return lower, upper
+
+    def _logs(self, nonlinear: FloatArray) -> FloatArray:
+        if self.stages is None:
+            return self.logs.T
+        logs = np.empty((*nonlinear.shape[:-1], len(self.law.terms), len(self.logs)))
+        logs[:] = self.logs.T
+        if self.logs[:, -1].any():
+            logs[..., -1, :] = self._rated(nonlinear) - self.centre[-1]
+        return logs
+
+    def _rated(self, nonlinear: FloatArray) -> FloatArray:
+        assert self.stages is not None
+        rated: FloatArray = np.logaddexp(self.stages[:, 0], nonlinear[..., -1:] + self.stages[:, 1])
+        return rated
+
+    def design(self, nonlinear: FloatArray) -> FloatArray:
+        """Columns that the law is a linear combination of (... x k x n), at exponents and rate (... x p)."""
+        terms, pairs = len(self.law.terms), self.law.interactions
+        powers = -nonlinear[..., :terms, None] * self._logs(nonlinear)
+        columns = np.empty((*powers.shape[:-2], len(self.linear), powers.shape[-1]))
+        shapes = columns[..., :terms, :]
+        if self.law.offset is Offset.FREE:
+            np.divide(np.expm1(powers, out=powers), nonlinear[..., :terms, None], out=shapes)
+        else:
+            np.exp(powers, out=shapes)
+        for k, (_, i, j) in enumerate(pairs, start=terms):
+            columns[..., k, :] = shapes[..., i, :] * shapes[..., j, :]
+        if self.law.offset is not Offset.NONE:
+            columns[..., -1, :] = 1.0
         return columns
 
+    def slopes(self, nonlinear: FloatArray, linear: FloatArray, columns: FloatArray) -> FloatArray:
+        """Derivatives of the law in exponents and rate (... x p x n).
+
+        Args:
+            nonlinear: where (... x p).
+            linear: coefficients of the columns (... x k).
+            columns: the design there.
+        """
+        terms, pairs = len(self.law.terms), self.law.interactions
+        shapes, logs = columns[..., :terms, :], self._logs(nonlinear)
+        exponents = nonlinear[..., :terms, None]
+        if self.law.offset is Offset.FREE:
+            powers = exponents * shapes + 1.0
+            along_exponent = logs * powers
+            along_exponent += shapes
+            along_exponent /= -exponents
+        else:
+            powers = exponents * shapes
+            along_exponent = -logs * shapes
+        gain = linear[..., :terms, None]
+        if pairs:
+            gain = np.broadcast_to(gain, shapes.shape).copy()
+            for k, (_, i, j) in enumerate(pairs, start=terms):
+                gain[..., i, :] += linear[..., k, None] * shapes[..., j, :]
+                gain[..., j, :] += linear[..., k, None] * shapes[..., i, :]
+        slopes: FloatArray = gain * along_exponent
+        if self.stages is None:
+            return slopes
+        share = np.exp(nonlinear[..., -1:] + self.stages[:, 1] - self._rated(nonlinear))
+        along_rate = -(gain[..., -1, :] * powers[..., -1, :] * share) * self.logs[:, -1].any()
+        return np.concatenate([slopes, along_rate[..., None, :]], axis=-2)
+
+    def columns(self, nonlinear: FloatArray) -> FloatArray:
+        """The design with one row of the result per row of the table (... x n x k)."""
+        return np.swapaxes(self.design(nonlinear), -1, -2)
+
     def values(self, theta: FloatArray) -> FloatArray:
-        """The law on every row (n)."""
-        values: FloatArray = self.columns(theta[EXPONENTS]) @ theta[AMPLITUDES] + theta[CONSTANT]
+        """The law on every row (... x n)."""
+        values: FloatArray = (theta[..., None, self.linear] @ self.design(theta[..., self.nonlinear]))[..., 0, :]
         return values
 
     def jacobian(self, theta: FloatArray) -> FloatArray:
-        """Derivatives of the law with respect to theta (n x 7)."""
-        exponents = theta[EXPONENTS]
-        columns = self.columns(exponents)
-        jacobian = np.empty((len(self.logs), N_PARAMETERS))
-        jacobian[:, AMPLITUDES] = columns
-        # d/de of (exp(-eL) - 1)/e, with exp(-eL) = e*column + 1
-        slope = -(self.logs * (exponents * columns + 1.0) + columns) / exponents
-        jacobian[:, EXPONENTS] = theta[AMPLITUDES] * slope
-        jacobian[:, CONSTANT] = 1.0
-        return jacobian
+        """Derivatives of the law with respect to theta (... x n x parameters)."""
+        return np.swapaxes(self.gradients(theta), -1, -2)
+
+    def gradients(self, theta: FloatArray) -> FloatArray:
+        """The same with the rows last (... x parameters x n)."""
+        nonlinear, linear = theta[..., self.nonlinear], theta[..., self.linear]
+        columns = self.design(nonlinear)
+        gradients = np.empty((*theta.shape, len(self.logs)))
+        gradients[..., self.linear, :] = columns
+        gradients[..., self.nonlinear, :] = self.slopes(nonlinear, linear, columns)
+        return gradients
 
     def to_parameters(self, thetas: FloatArray) -> FloatArray:
-        """Parameters for absolute counts (... x 7) of points theta (... x 7)."""
-        parameters = np.array(thetas, dtype=np.float64)
-        exponents, amplitudes = thetas[..., EXPONENTS], thetas[..., AMPLITUDES]
-        parameters[..., AMPLITUDES] = amplitudes / exponents * np.exp(exponents * self.centre)
-        parameters[..., CONSTANT] = thetas[..., CONSTANT] - (amplitudes / exponents).sum(axis=-1)
+        """Parameters for absolute counts (of the same shape) of points theta."""
+        parameters: FloatArray = self._absolute(np.array(thetas))
+        return parameters
+
+    def _absolute(self, parameters: FloatArray) -> FloatArray:
+        law = self.law
+        thetas = parameters.copy()
+        exponents = [thetas[..., term.exponent] for term in law.terms]
+        lifts = [np.exp(e * m) for e, m in zip(exponents, self.centre, strict=True)]
+        for term in law.terms:
+            if term.rate is not None:
+                parameters[..., term.rate] = np.exp(thetas[..., term.rate])
+        if law.offset is not Offset.FREE:
+            for term, lift in zip(law.terms, lifts, strict=True):
+                parameters[..., term.amplitude] = thetas[..., term.amplitude] * lift
+            return parameters
+        scaled = [thetas[..., term.amplitude] / e for term, e in zip(law.terms, exponents, strict=True)]
+        constant = thetas[..., -1] - sum(scaled)
+        for position, i, j in law.interactions:
+            product = thetas[..., position] / (exponents[i] * exponents[j])
+            parameters[..., position] = product * lifts[i] * lifts[j]
+            scaled[i] = scaled[i] - product
+            scaled[j] = scaled[j] - product
+            constant = constant + product
+        for term, amplitude, lift in zip(law.terms, scaled, lifts, strict=True):
+            parameters[..., term.amplitude] = amplitude * lift
+        parameters[..., -1] = constant
         return parameters
 
     def parameter_gradients(self, theta: FloatArray) -> FloatArray:
-        """Derivatives of the parameters for absolute counts with respect to theta (7 x 7, one parameter per row)."""
-        exponents, amplitudes = theta[EXPONENTS], theta[AMPLITUDES]
-        gradients = np.eye(N_PARAMETERS)
-        lifted = np.exp(exponents * self.centre) / exponents
-        gradients[AMPLITUDES, AMPLITUDES] = lifted
-        gradients[AMPLITUDES, EXPONENTS] = amplitudes * lifted * (self.centre - 1.0 / exponents)
-        gradients[CONSTANT, AMPLITUDES] = -1.0 / exponents
-        gradients[CONSTANT, EXPONENTS] = amplitudes / exponents**2
+        """Derivatives of the parameters for absolute counts with respect to theta, one parameter per row.
+
+        By complex steps, which are exact to rounding (Squire and Trapp 1998).
+        """
+        steps = theta + 1j * _COMPLEX_STEP * np.eye(len(theta))
+        gradients: FloatArray = self._absolute(steps).imag.T / _COMPLEX_STEP
         return gradients

@@ -1,42 +1,38 @@
-"""The optimiser of the joint fit, on scipy. Replace this module to replace the engine; nothing else knows it.
+"""The optimiser of every fit. Replace this module to replace the engine; nothing else knows it.
 
-The objective is sum_i m_i huber_delta(r_i) with weights m_i, which for unit weights is the ``cost`` of
-``scipy.optimize.least_squares(loss="huber", f_scale=delta)``. It is a sum, not a mean: a mean shrinks under the
-stopping tolerances as rows are added.
+A search starts from a lattice of exponents (:mod:`fitting.lattice`), descends by variable projection
+(:mod:`fitting.varpro`) and ends in Newton's method (:mod:`fitting.newton`), whose gradient certifies the optimum. Many
+sets of weights are refitted at once. For unit weights the objective is the ``cost`` of
+``scipy.optimize.least_squares(loss="huber", f_scale=delta)``.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, nnls
 
-from fitting.basis import AMPLITUDES, CONSTANT, EXPONENTS, N_PARAMETERS, Basis
+from fitting import absolute, lattice, newton, varpro
+from fitting.basis import Basis
+from fitting.laws import Offset
+from fitting.objective import Objective
+from fitting.objective import huber as huber
 from fitting.values import FloatArray
 
-_START_EXPONENTS = (0.05, 0.15, 0.4, 1.0)
-_MAX_EVALUATIONS = 500
-# Residuals of this share of the largest |y| are rounding: fits of noiseless numbers end in them.
-_ROUNDING_SHARE = 1e-10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Precision:
-    """When to stop, and what then counts as converged.
-
-    Attributes:
-        tolerance: scipy's ftol, xtol and gtol.
-        gradient_share: a gradient is zero below this share of what its terms would give if all pulled one way.
-        bound_slack: how near a bound is on it; an interior method comes near and never arrives.
-    """
-
-    tolerance: float
-    gradient_share: float
-    bound_slack: float
-
-
-_FULL = _Precision(tolerance=1e-15, gradient_share=1e-6, bound_slack=0.0)
-_REFIT = _Precision(tolerance=1e-10, gradient_share=1e-4, bound_slack=1e-4)
+_IDLE_EXPONENT = 0.4
+_SEARCH_SHARE = 1e-6
+_REFIT_SHARE = 1e-4
+_SAME = 1e-6
+# The part of the objective that a descent may leave to gain; a search's end is polished afterwards.
+_SEARCH_ARRIVED = 1e-6
+_REFIT_ARRIVED = 1e-11
+_CANDIDATES = 3
+# Residuals this many times delta are far beyond it.
+_FAR = 3.0
+_TRIALS = 25
+# Numbers held at once per array of a batch: bounds the memory of large bootstraps to some hundred megabytes.
+_BATCH = 3_000_000
+# Least absolute deviations are resampled with the Huber loss of this share of the median residual.
+_ABSOLUTE_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,12 +41,15 @@ class Problem:
 
     Attributes:
         basis: the rows' coordinates.
-        log_longppl: y (n).
+        log_longppl: the measured losses y (n).
         weights: m (n), how often each row counts.
-        huber_delta: where the loss turns linear, nats.
-        lower: lower bounds of theta (7).
-        upper: upper bounds of theta (7).
-        varied: which axes the rows vary (3); the term of any other axis is held at zero.
+        huber_delta: where the loss turns linear; zero for least absolute deviations.
+        lower: lower bounds of theta.
+        upper: upper bounds of theta.
+        varied: the size of which terms varies; any other term is held at zero.
+        log_residual: whether residuals are differences of logarithms.
+        strength: lambda of the one-sided penalty.
+        references: exponents above which it acts, infinite elsewhere; one per component of theta.
     """
 
     basis: Basis
@@ -60,6 +59,22 @@ class Problem:
     lower: FloatArray
     upper: FloatArray
     varied: NDArray[np.bool_]
+    log_residual: bool = False
+    strength: float = 0.0
+    references: FloatArray | None = None
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """Which components of theta have an effect."""
+        law = self.basis.law
+        usable = np.ones(law.n_parameters, dtype=np.bool_)
+        for term, varied in zip(law.terms, self.varied, strict=True):
+            usable[[term.amplitude, term.exponent]] = varied
+            if term.rate is not None:
+                usable[term.rate] = varied
+        for position, i, j in law.interactions:
+            usable[position] = self.varied[i] and self.varied[j]
+        return usable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,10 +83,13 @@ class Optimum:
 
     Attributes:
         theta: the point, in the coordinates of the basis.
-        objective: the objective there.
+        objective: the objective there, penalty included.
         gradient_norm: largest absolute gradient component that does not push against a bound.
         converged: whether that gradient vanishes to within rounding.
-        on_bound: which components lie exactly on a bound (7).
+        on_bound: which components lie exactly on a bound.
+        n_starts: descents made.
+        agreement: share of them that ended within 1e-6 of the best.
+        condition: condition number of the exponents' Gauss-Newton matrix; infinite where an exponent has no effect.
     """
 
     theta: FloatArray
@@ -79,191 +97,264 @@ class Optimum:
     gradient_norm: float
     converged: bool
     on_bound: NDArray[np.bool_]
+    n_starts: int
+    agreement: float
+    condition: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Refits:
-    """Optima of one problem under many sets of weights: ``thetas`` (R x 7) and which of them converged (R)."""
+    """Optima of one problem under many sets of weights.
+
+    Attributes:
+        thetas: the points (R x P).
+        objectives: the objective at each (R).
+        converged: which of them converged (R).
+    """
 
     thetas: FloatArray
+    objectives: FloatArray
     converged: NDArray[np.bool_]
 
 
-def huber(residuals: FloatArray, delta: float) -> FloatArray:
-    """r^2/2 up to delta, delta (|r| - delta/2) beyond, elementwise."""
-    size = np.abs(residuals)
-    return np.where(size <= delta, 0.5 * residuals**2, delta * (size - 0.5 * delta))
-
-
 def search(problem: Problem) -> Optimum:
-    """The best optimum found from many starts.
-
-    Several starts descend; the best of their ends descends on to machine precision. Components that crowd a bound are
-    then put on it, if the objective agrees.
-    """
-    ends = [_descend(problem, start, precision=_REFIT) for start in _starts(problem)]
-    best = min(ends, key=lambda end: end.objective if np.isfinite(end.objective) else np.inf)
-    return _settle(problem, _descend(problem, best.theta, precision=_FULL))
-
-
-def refit(problem: Problem, weights: FloatArray, start: FloatArray) -> Refits:
-    """Optima under each row of ``weights`` (R x n), all started from the point ``start``."""
-    lifted = _inside(problem, start)
-    thetas = np.empty((len(weights), N_PARAMETERS))
-    converged = np.zeros(len(weights), dtype=np.bool_)
-    for draw, drawn in enumerate(weights):
-        kept = drawn > 0
-        resampled = replace(
-            problem,
-            basis=problem.basis.rows(kept),
-            log_longppl=problem.log_longppl[kept],
-            weights=drawn[kept],
-        )
-        optimum = _descend(resampled, lifted, precision=_REFIT)
-        thetas[draw] = optimum.theta
-        converged[draw] = optimum.converged and bool(np.isfinite(optimum.theta).all())
-    return Refits(thetas=thetas, converged=converged)
-
-
-def _starts(problem: Problem) -> list[FloatArray]:
-    """The best point of a lattice of exponents, and the best ones with one exponent small or large.
-
-    Amplitudes are the non-negative least-squares solution at each lattice point. The extra starts are for weak terms:
-    their exponent may have one optimum at either end of its range.
-    """
-    y = problem.log_longppl
-    axes = np.meshgrid(*(_START_EXPONENTS if varied else (0.4,) for varied in problem.varied), indexing="ij")
-    lattice = np.stack([axis.ravel() for axis in axes], axis=1)
-    thetas = np.empty((len(lattice), N_PARAMETERS))
-    objectives = np.empty(len(lattice))
-    for k, exponents in enumerate(lattice):
-        columns = problem.basis.columns(exponents)
-        means = columns.mean(axis=0)
-        amplitudes, _ = nnls(columns - means, y - y.mean())
-        thetas[k, EXPONENTS] = exponents
-        thetas[k, AMPLITUDES] = amplitudes
-        thetas[k, CONSTANT] = y.mean() - means @ amplitudes
-        objectives[k] = _objective(problem, thetas[k])
-    chosen = {int(np.argmin(objectives))}
-    for axis in np.flatnonzero(problem.varied):
-        for end in (_START_EXPONENTS[0], _START_EXPONENTS[-1]):
-            chosen.add(int(np.argmin(np.where(lattice[:, axis] == end, objectives, np.inf))))
-    return [_inside(problem, thetas[k]) for k in sorted(chosen)]
-
-
-def _inside(problem: Problem, theta: FloatArray) -> FloatArray:
-    """The point moved off its bounds: an interior method started on a bound stays there."""
-    moved = theta.copy()
-    spread = np.where(problem.varied, problem.basis.logs.std(axis=0), 1.0)
-    smallest = 0.05 * problem.log_longppl.std() / spread + 1e-6
-    moved[AMPLITUDES] = np.where(problem.varied, np.maximum(theta[AMPLITUDES], smallest), 0.0)
-    low, high = problem.lower[EXPONENTS], problem.upper[EXPONENTS]
-    moved[EXPONENTS] = np.clip(theta[EXPONENTS], 2 * low, 0.9 * high)
-    return moved
-
-
-def _free(problem: Problem) -> NDArray[np.bool_]:
-    free = np.ones(N_PARAMETERS, dtype=np.bool_)
-    free[AMPLITUDES] = free[EXPONENTS] = problem.varied
-    return free
-
-
-def _descend(
-    problem: Problem, start: FloatArray, *, precision: _Precision, free: NDArray[np.bool_] | None = None
-) -> Optimum:
-    """Minimise over the free components from ``start``; the others stay as they are."""
-    free = _free(problem) if free is None else free
-    basis, y = problem.basis, problem.log_longppl
-
-    def full(x: FloatArray) -> FloatArray:
-        theta = start.copy()
-        theta[free] = x
-        return theta
-
-    def loss(z: FloatArray) -> FloatArray:
-        # rho, rho', rho'' of the Huber loss over z = (r/delta)^2, times the weights
-        inverse = 1.0 / np.sqrt(np.maximum(z, 1.0))
-        rho = np.empty((3, len(z)))
-        rho[0] = np.where(z <= 1.0, z, 2.0 / inverse - 1.0)
-        rho[1] = inverse
-        rho[2] = np.where(z <= 1.0, 0.0, -0.5 * inverse**3)
-        rho *= problem.weights
-        return rho
-
-    def residuals(x: FloatArray) -> FloatArray:
-        return basis.values(full(x)) - y
-
-    def jacobian(x: FloatArray) -> FloatArray:
-        return basis.jacobian(full(x))[:, free]
-
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # a step that ends in NaN is not converged
-        result = least_squares(
-            residuals,
-            start[free],
-            jac=jacobian,
-            bounds=(problem.lower[free], problem.upper[free]),
-            x_scale="jac",
-            loss=loss,  # type: ignore[arg-type]  # the stubs ask for a keyword that scipy never passes
-            f_scale=problem.huber_delta,
-            ftol=precision.tolerance,
-            xtol=precision.tolerance,
-            gtol=precision.tolerance,
-            max_nfev=_MAX_EVALUATIONS,
-        )
-    return _optimum(problem, full(result.x), precision)
-
-
-def _objective(problem: Problem, theta: FloatArray) -> float:
-    residuals = problem.basis.values(theta) - problem.log_longppl
-    return float(problem.weights @ huber(residuals, problem.huber_delta))
-
-
-def _optimum(problem: Problem, theta: FloatArray, precision: _Precision) -> Optimum:
-    residuals = problem.basis.values(theta) - problem.log_longppl
-    pull = problem.weights * np.clip(residuals, -problem.huber_delta, problem.huber_delta)
-    jacobian = problem.basis.jacobian(theta)
-    gradient = jacobian.T @ pull
-    at_lower = theta - problem.lower <= precision.bound_slack
-    at_upper = problem.upper - theta <= precision.bound_slack
-    blocked = (at_lower & (gradient > 0)) | (at_upper & (gradient < 0)) | ~_free(problem)
-    blocked[EXPONENTS] |= at_lower[AMPLITUDES]  # the exponent of an absent term has no effect
-    gradient = np.where(blocked, 0.0, gradient)
-    rounding = _ROUNDING_SHARE * problem.weights.max() * np.abs(problem.log_longppl).max() * np.sqrt(len(pull))
-    allowed = np.linalg.norm(jacobian, axis=0) * (precision.gradient_share * np.linalg.norm(pull) + rounding)
+    """The best optimum found from many starts."""
+    target = _objective(problem, problem.weights[None, :])
+    start, left = lattice.starts(target)
+    # reweighting crawls where delta is far below the residuals
+    loose = replace(target, huber_delta=left) if _FAR * target.huber_delta < left else target
+    many = _repeated(loose, len(start))
+    ends, reached = varpro.descend(many, _points(problem, start), arrived=_SEARCH_ARRIVED)
+    best = reached.min()
+    agreement = float((reached <= best * (1 + _SAME) + _rounding(problem)).mean())
+    candidates = ends[_distinct(reached)]
+    stepwise = target.huber_delta < 2 * left
+    candidates = newton.polish(_repeated(target, len(candidates)), candidates, stepwise=stepwise)
+    chosen = 0 if len(candidates) == 1 else np.nanargmin(_repeated(target, len(candidates)).at(candidates))
+    theta = _reconsidered(problem, target, candidates[chosen])
+    theta = _settle(problem, target, theta)
+    certificate = newton.certify(target, theta[None, :])
+    value, gradient_norm = float(certificate.value[0]), float(np.abs(certificate.gradient).max())
+    converged = bool(certificate.converged(_SEARCH_SHARE)[0])
+    if problem.huber_delta == 0:
+        corner = absolute.descend(target, theta)
+        theta, value, gradient_norm, converged = corner.theta, corner.value, corner.gradient_norm, corner.converged
+    on_bound = (theta <= problem.lower) | (theta >= problem.upper)
     return Optimum(
         theta=theta,
-        objective=float(problem.weights @ huber(residuals, problem.huber_delta)),
-        gradient_norm=float(np.abs(gradient).max()),
-        converged=bool((np.abs(gradient) <= allowed).all()),
-        on_bound=at_lower | at_upper,
+        objective=value,
+        gradient_norm=gradient_norm,
+        converged=converged,
+        on_bound=on_bound,
+        n_starts=len(start),
+        agreement=agreement,
+        condition=_condition(problem, theta),
     )
 
 
-def _settle(problem: Problem, found: Optimum) -> Optimum:
-    """Put components that crowd a bound exactly on it, all together or one after another, where that costs nothing."""
-    free = _free(problem)
-    best = found
-    rounding = float(problem.weights.sum() * (1e-13 * np.abs(problem.log_longppl).max()) ** 2)
-    crowding = [int(k) for k in np.flatnonzero(free) if _crowded_bound(problem, found.theta, int(k)) is not None]
-    for group in (crowding, *([k] for k in crowding)):
-        pinned, fewer = best.theta.copy(), free.copy()
-        for k in group:
-            pinned[k] = _crowded_bound(problem, found.theta, k)
-            fewer[k] = False
-            if k in AMPLITUDES:
-                fewer[k + 1] = False
-        if (fewer == free).all():
+def refit(
+    problem: Problem, weights: FloatArray, start: FloatArray, *, searched: bool = False, settled: bool = False
+) -> Refits:
+    """Optima under each row of ``weights`` (R x n), all started from the point ``start``.
+
+    Those that end on a bound are started once more from the lattice, and so are all where ``searched``.
+
+    Args:
+        problem: the problem; its own weights take no part.
+        weights: m, one set per refit.
+        start: a point (P), or one per refit (R x P).
+        searched: whether every refit looks at the lattice too.
+        settled: whether every refit ends in Newton's method.
+    """
+    batch = max(1, _BATCH // (weights.shape[1] * (len(start.T) + 1)))
+    parts = []
+    for k in range(0, len(weights), batch):
+        target = _objective(problem, weights[k : k + batch])
+        warm = start if start.ndim == 1 else start[k : k + batch]
+        parts.append(_solve(problem, target, warm, searched=searched, settled=settled))
+    if not parts:
+        return Refits(thetas=np.empty((0, start.shape[-1])), objectives=np.empty(0), converged=np.empty(0, np.bool_))
+    return Refits(
+        thetas=np.concatenate([part.thetas for part in parts]),
+        objectives=np.concatenate([part.objectives for part in parts]),
+        converged=np.concatenate([part.converged for part in parts]),
+    )
+
+
+def refit_fixed(problem: Problem, component: int, values: FloatArray) -> Refits:
+    """Optima with one exponent, or the free offset, held at each of several values, all searched from the lattice.
+
+    With the offset held, points are those of the law without it and in other coordinates: read the objectives alone.
+    """
+    shifts = np.zeros((len(values), 1))
+    law = problem.basis.law
+    if component == law.n_parameters - 1 and law.offset is Offset.FREE:
+        shifts = values[:, None]
+        problem = replace(
+            problem,
+            basis=replace(problem.basis, law=law.without_offset()),
+            lower=problem.lower[:-1],
+            upper=problem.upper[:-1],
+            references=None if problem.references is None else problem.references[:-1],
+        )
+    lower, upper = (np.tile(bound, (len(values), 1)) for bound in (problem.lower, problem.upper))
+    if not shifts.any():
+        lower[:, component] = upper[:, component] = values
+    target = replace(
+        _objective(problem, np.tile(problem.weights, (len(values), 1))),
+        y=problem.log_longppl - shifts if shifts.any() else problem.log_longppl,
+        lower=lower,
+        upper=upper,
+    )
+    start = _points(problem, lattice.best_points(target))
+    return _solve(problem, target, start, searched=False, settled=True)
+
+
+def _solve(problem: Problem, target: Objective, start: FloatArray, *, searched: bool, settled: bool) -> Refits:
+    warm = np.broadcast_to(start, (len(target), start.shape[-1]))
+    loose = _loosened(target, warm)
+    ends, reached = varpro.descend(loose, warm, arrived=_REFIT_ARRIVED)
+    again = np.flatnonzero(np.full(len(ends), searched) | _touching(problem, target, ends))
+    if len(again):
+        points = _points(problem, lattice.best_points(target.pick(again)))
+        other, value = varpro.descend(loose.pick(again), points, arrived=_REFIT_ARRIVED)
+        better = value < reached[again]
+        ends[again[better]] = other[better]
+    if settled or target.log_residual or loose.huber_delta > target.huber_delta:
+        ends = newton.polish(target, ends)
+    certificate = newton.certify(target, ends)
+    converged = certificate.converged(_REFIT_SHARE) & np.isfinite(ends).all(axis=1)
+    open_ones = np.flatnonzero(~converged)
+    if len(open_ones):
+        ends[open_ones] = newton.polish(target.pick(open_ones), ends[open_ones])
+        certificate = newton.certify(target, ends)
+        converged = certificate.converged(_REFIT_SHARE) & np.isfinite(ends).all(axis=1)
+    return Refits(thetas=ends, objectives=certificate.value, converged=converged)
+
+
+def _objective(problem: Problem, weights: FloatArray) -> Objective:
+    basis, delta = problem.basis, problem.huber_delta
+    objective = Objective(
+        basis=basis,
+        y=problem.log_longppl,
+        weights=weights,
+        huber_delta=delta,
+        lower=problem.lower,
+        upper=problem.upper,
+        usable=problem.usable,
+        log_residual=problem.log_residual,
+        strength=problem.strength,
+        references=np.full(basis.law.n_parameters, np.inf) if problem.references is None else problem.references,
+    )
+    if delta > 0:
+        return objective
+    one = objective.pick(np.arange(1))
+    least = varpro.solve_linear(_least_squares(one), lattice.best_points(one))
+    return replace(objective, huber_delta=max(_ABSOLUTE_SHARE * _typical(one, least), 1e-12))
+
+
+def _least_squares(objective: Objective) -> Objective:
+    return replace(objective, huber_delta=1e300)
+
+
+def _typical(objective: Objective, thetas: FloatArray) -> float:
+    residuals = np.abs(objective.residuals(objective.basis.values(thetas)))
+    finite = residuals[np.isfinite(residuals)]
+    return float(np.median(finite)) if len(finite) else 0.0
+
+
+def _loosened(objective: Objective, thetas: FloatArray) -> Objective:
+    """The objective with delta no smaller than its residuals: reweighting crawls below."""
+    return replace(objective, huber_delta=max(objective.huber_delta, 1.5 * _typical(objective, thetas)))
+
+
+def _repeated(objective: Objective, times: int) -> Objective:
+    return objective.pick(np.zeros(times, dtype=np.intp))
+
+
+def _points(problem: Problem, nonlinear: FloatArray) -> FloatArray:
+    points = np.zeros((len(nonlinear), problem.basis.law.n_parameters))
+    points[:, problem.basis.nonlinear] = nonlinear
+    return points
+
+
+def _distinct(reached: FloatArray) -> NDArray[np.intp]:
+    """Positions of the best ends that differ in their objective, best first, few."""
+    order = np.argsort(reached, kind="stable")
+    chosen = [order[0]]
+    for k in order[1:]:
+        if len(chosen) == _CANDIDATES:
+            break
+        if reached[k] > reached[chosen[-1]] * (1 + _SAME) + 1e-30 and reached[k] < 1.5 * reached[order[0]]:
+            chosen.append(k)
+    return np.array(chosen)
+
+
+def _touching(problem: Problem, objective: Objective, thetas: FloatArray) -> NDArray[np.bool_]:
+    """Which points have an amplitude at zero or an exponent at a bound."""
+    movable = problem.usable & (objective.lower < objective.upper)
+    touching: NDArray[np.bool_] = np.any(((thetas <= objective.lower) | (thetas >= objective.upper)) & movable, axis=1)
+    return touching
+
+
+def _rounding(problem: Problem) -> float:
+    scale = 1.0 if problem.log_residual else float(np.abs(problem.log_longppl).max())
+    return float(problem.weights.sum() * (1e-13 * scale) ** 2)
+
+
+def _reconsidered(problem: Problem, target: Objective, theta: FloatArray) -> FloatArray:
+    """The point, or a better one in which a term is present that it lacks.
+
+    An absent term's exponent says nothing of others: where adding the term at one of them lowers the objective, a
+    descent starts there.
+    """
+    basis = problem.basis
+    for term in basis.law.terms:
+        if theta[term.amplitude] > 0 or not problem.usable[term.amplitude]:
             continue
-        settled = _descend(problem, pinned, precision=_FULL, free=fewer)
-        if settled.objective <= best.objective * (1 + 1e-12) + rounding:
-            best, free = settled, fewer
+        trials = np.repeat(theta[None, :], _TRIALS, axis=0)
+        trials[:, term.exponent] = np.geomspace(problem.lower[term.exponent], problem.upper[term.exponent], _TRIALS)
+        slopes = newton.slopes(_repeated(target, _TRIALS), trials)[:, term.amplitude]
+        steepest = int(np.argmin(slopes))
+        if slopes[steepest] >= 0:
+            continue
+        start = trials[steepest : steepest + 1]
+        end = newton.polish(target, varpro.descend(target, start, arrived=_REFIT_ARRIVED)[0])
+        if target.at(end)[0] < target.at(theta[None, :])[0]:
+            theta = end[0]
+    return theta
+
+
+def _settle(problem: Problem, target: Objective, theta: FloatArray) -> FloatArray:
+    """Terms that contribute no more than rounding put to zero, all together or one by one, where that costs nothing."""
+    law, basis = problem.basis.law, problem.basis
+    columns = np.abs(basis.design(theta[basis.nonlinear])).max(axis=-1)
+    effect = dict(zip(basis.linear, theta[basis.linear] * columns, strict=True))
+    negligible = 1e-6 * float(np.abs(problem.log_longppl).max())
+    tiny = [term.amplitude for term in law.terms if 0 < effect[term.amplitude] < negligible]
+    if law.interactions or not tiny:
+        return theta
+    best, value = theta, float(target.at(theta[None, :])[0])
+    for group in (tiny, *([k] for k in tiny)):
+        usable = target.usable.copy()
+        start = best.copy()
+        for k in group:
+            usable[k] = usable[k + 1] = False
+            start[k] = 0.0
+        settled = newton.polish(replace(target, usable=usable), start[None, :])
+        reached = float(target.at(settled)[0])
+        if reached <= value * (1 + 1e-12) + _rounding(problem):
+            best, value = settled[0], reached
     return best
 
 
-def _crowded_bound(problem: Problem, theta: FloatArray, component: int) -> float | None:
-    """The bound that a component has come near to, if any."""
-    low, high = float(problem.lower[component]), float(problem.upper[component])
-    near = 1e-3 * max(1e-3, float(theta[AMPLITUDES].max())) if component in AMPLITUDES else 1e-2
-    if theta[component] - low < near:
-        return low
-    return high if high - theta[component] < near else None
+def _condition(problem: Problem, theta: FloatArray) -> float:
+    basis, usable = problem.basis, problem.usable
+    jacobian = basis.jacobian(theta) * np.sqrt(problem.weights)[:, None]
+    inner = jacobian[:, [k for k in basis.linear if usable[k]]]
+    outer = jacobian[:, [k for k in basis.nonlinear if usable[k]]]
+    if outer.shape[1] == 0:
+        return 1.0
+    rest = outer - inner @ np.linalg.lstsq(inner, outer, rcond=None)[0]
+    singular = np.linalg.svd(rest, compute_uv=False)
+    return float((singular[0] / singular[-1]) ** 2) if singular[-1] > 1e-9 * singular[0] else float("inf")

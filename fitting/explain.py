@@ -2,8 +2,8 @@
 
 import math
 
-from fitting.laws import law_named
-from fitting.values import AXIS_SYMBOLS, Fit, Status
+from fitting.laws import Law, Offset, law_named
+from fitting.values import Fit, Resampled, Status
 
 _OPENING = {
     Status.CONVERGED: "The fit found the minimum of its objective, with every parameter inside its range.",
@@ -16,8 +16,9 @@ _OPENING = {
 
 def explain(fit: Fit) -> list[str]:
     """Sentences for a reader who does not know the statistics, the most important first."""
-    names = law_named(fit.law).parameter_names
-    amplitudes = [name for name in fit.at_bound if name in names[0:6:2]]
+    law = law_named(fit.law)
+    names = [law.parameter_names[term.amplitude] for term in law.terms]
+    amplitudes = [name for name in fit.at_bound if name in names]
     at_bound = amplitudes if fit.status is Status.TERM_ABSENT else fit.at_bound
     sentences = [_OPENING[fit.status].format(at_bound=", ".join(at_bound), open=", ".join(fit.not_identifiable))]
     if fit.residual_std is not None:
@@ -27,11 +28,11 @@ def explain(fit: Fit) -> list[str]:
         )
     sentences.append(_what_intervals_mean(fit))
     spans = ", ".join(
-        f"{symbol} {span.low:.3g} to {span.high:.3g}"
-        for symbol, span in zip(AXIS_SYMBOLS, fit.ranges.axes, strict=True)
+        f"{law.symbols[axis]} {fit.ranges.axes[axis].low:.3g} to {fit.ranges.axes[axis].high:.3g}" for axis in law.axes
     )
     sentences.append(f"It has seen {spans}; outside of that it extrapolates.")
-    sentences.append(_about_offset(fit, fit.parameters[-1], fit.intervals[-1] is None))
+    if law.offset is Offset.FREE:
+        sentences.append(_about_offset(fit, law))
     if fit.holdout is None:
         sentences.append("No rows were held out: how well it extrapolates has not been measured.")
     elif fit.holdout.mape_ppl is not None:
@@ -45,16 +46,22 @@ def explain(fit: Fit) -> list[str]:
 def _what_intervals_mean(fit: Fit) -> str:
     if not len(fit.draws):
         return "It cannot say how uncertain its parameters are: no intervals are given."
+    drawn = (
+        f"{fit.n_clusters} short checkpoints" if fit.resampled is Resampled.CLUSTERS else f"{fit.n_observations} rows"
+    )
     return (
         f"Intervals are meant to hold the truth in {fit.level:.0%} of cases; they come from {fit.n_draws_ok} refits "
-        f"with the {fit.n_clusters} short checkpoints drawn anew. Amplitudes and exponents trade off: predictions "
+        f"with the {drawn} drawn anew. Amplitudes and exponents trade off: predictions "
         "are known better than parameters."
     )
 
 
-def _about_offset(fit: Fit, offset: float, unknown: bool) -> str:
-    if unknown:
-        return "The offset C is not known here, so neither is the limit for ever more data."
+def _about_offset(fit: Fit, law: Law) -> str:
+    name, offset = law.parameter_names[-1], fit.parameters[-1]
+    if fit.penalty.binds:
+        return f"The offset {name} has no meaning here: the penalty on {', '.join(fit.penalty.binds)} moved it."
+    if fit.intervals[-1] is None:
+        return f"The offset {name} is not known here, so neither is the limit for ever more data."
     if offset < 0:
-        return "C is below zero: the law describes this range of sizes and cannot hold for ever larger ones."
-    return "C is the log LongPPL that this law approaches for ever larger sizes, if it kept holding."
+        return f"{name} is below zero: the law describes this range of sizes and cannot hold for ever larger ones."
+    return f"{name} is the loss (log LongPPL) that this law approaches for ever larger sizes, if it kept holding."

@@ -7,8 +7,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fitting.errors import InvalidSelectionError
+from fitting.laws import LONG_CONTEXT, Law
 from fitting.observations import Observations
-from fitting.predict import log_longppl
+from fitting.predict import law_values
 from fitting.values import FloatArray, Holdout
 
 
@@ -41,10 +42,13 @@ def select_rows(table: pd.DataFrame, selection: str) -> NDArray[np.bool_]:
     return chosen
 
 
-def evaluate(parameters: Sequence[float], observations: Observations) -> Holdout:
+def evaluate(parameters: Sequence[float], observations: Observations, law: Law = LONG_CONTEXT) -> Holdout:
     """Compare a law's predictions with observations that it was not fitted to (at least one)."""
-    y = observations.log_longppl
-    predicted = log_longppl(parameters, observations.n_params, observations.short_tokens, observations.long_tokens)
+    return score(law_values(law, parameters, *observations.sizes.T), observations.log_longppl)
+
+
+def score(predicted: FloatArray, y: FloatArray) -> Holdout:
+    """Compare predictions with measured losses (at least one)."""
     with np.errstate(over="ignore", invalid="ignore"):
         mape_ppl = float(100 * np.abs(np.expm1(predicted - y)).mean())
     return Holdout(

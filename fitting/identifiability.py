@@ -1,6 +1,7 @@
 """What the observations determine, and what they leave open."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,20 +30,19 @@ class Identifiability:
 
 
 def varied_axes(sizes: FloatArray) -> NDArray[np.bool_]:
-    """Which of N, D_s, D_l take values more than 1 % apart (3)."""
+    """Which columns take values more than 1 % apart: N, D_s, D_l, or the sizes of a law's terms."""
     varied: NDArray[np.bool_] = sizes.max(axis=0) > VARIED_RATIO * sizes.min(axis=0)
     return varied
 
 
 def axis_correlations(sizes: FloatArray) -> list[tuple[int, int, float]]:
-    """Pairs of varied axes and the correlation of their logarithms."""
-    varied = varied_axes(sizes)
-    logs = np.log(sizes)
-    return [
-        (i, j, float(np.corrcoef(logs[:, i], logs[:, j])[0, 1]))
-        for i, j in ((0, 1), (0, 2), (1, 2))
-        if varied[i] and varied[j]
-    ]
+    """Pairs of varied columns and the correlation of their logarithms."""
+    varied = np.flatnonzero(varied_axes(sizes))
+    if len(varied) < 2:
+        return []
+    correlations = np.corrcoef(np.log(sizes[:, varied]), rowvar=False)
+    pairs = combinations(range(len(varied)), 2)
+    return [(int(varied[i]), int(varied[j]), float(correlations[i, j])) for i, j in pairs]
 
 
 def jacobian_rank(jacobian: FloatArray) -> int:
@@ -58,15 +58,18 @@ def identify(basis: Basis, theta: FloatArray, sizes: FloatArray) -> Identifiabil
     of two terms whose axes move together (they could exchange roles).
     """
     jacobian = basis.jacobian(theta)
-    _, singular, directions = np.linalg.svd(_unit_columns(jacobian), full_matrices=True)
+    # there are at least as many rows as parameters, so the right factor is square
+    _, singular, directions = np.linalg.svd(_unit_columns(jacobian), full_matrices=False)
     rank = int(np.count_nonzero(singular > _RANK_TOLERANCE * singular[0]))
     # theta = t / norm: gradients with respect to the scaled coordinates t
     gradients = basis.parameter_gradients(theta) / _column_norms(jacobian)
     along_null = np.linalg.norm(gradients @ directions[rank:].T, axis=1)
     is_open = along_null > _OPEN_SHARE * np.linalg.norm(gradients, axis=1)
-    for i, j, correlation in axis_correlations(sizes):
+    terms = basis.law.terms
+    for i, j, correlation in axis_correlations(basis.law.term_sizes(sizes)):
         if abs(correlation) >= _COLLINEAR:
-            is_open[[2 * i, 2 * i + 1, 2 * j, 2 * j + 1]] = True
+            for term in (terms[i], terms[j]):
+                is_open[[term.amplitude, term.exponent]] = True
     return Identifiability(rank=rank, open_parameters=tuple(int(k) for k in np.flatnonzero(is_open)))
 
 

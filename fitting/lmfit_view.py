@@ -3,6 +3,7 @@
 import lmfit
 import numpy as np
 
+from fitting.compare import bic
 from fitting.laws import law_named
 from fitting.values import Fit
 
@@ -28,3 +29,21 @@ def lmfit_parameters(fit: Fit) -> lmfit.Parameters:
         others = zip(known, row, strict=True)
         parameter.correl = {law.parameter_names[other]: float(value) for other, value in others if other != k}
     return view
+
+
+def lmfit_report(fit: Fit) -> str:
+    """The fit as lmfit reports a model's: statistics, then parameters with spreads and correlations of the draws."""
+    law = law_named(fit.law)
+    n, size = fit.n_observations, law.n_parameters
+    statistics = {
+        "# fitting method": "varpro, newton",
+        "# data points": n,
+        "# variables": size,
+        "objective": f"{fit.objective:.8g} ({fit.loss.value})",
+        "gradient": f"{fit.gradient_norm:.1e}",
+        "bayesian info crit": f"{bic(fit.objective, n, size):.6g}" if fit.objective > 0 else "-inf",
+        "R-squared": "-" if fit.r2 is None else f"{fit.r2:.8f}",
+    }
+    lines = [f"    {name:<18} = {value}" for name, value in statistics.items()]
+    head = ["[[Model]]", f"    {law.formula}", "[[Fit Statistics]]", *lines]
+    return "\n".join([*head, lmfit.fit_report(lmfit_parameters(fit))])

@@ -26,6 +26,34 @@ class Status(StrEnum):
     CONVERGED = "CONVERGED"
 
 
+class Loss(StrEnum):
+    """What a residual costs."""
+
+    HUBER = "huber"  # r^2/2 up to delta, linear beyond
+    ABSOLUTE = "absolute"  # |r|: least absolute deviations, the limit for small delta
+
+
+class Residual(StrEnum):
+    """What is compared."""
+
+    LINEAR = "linear"  # the loss itself
+    LOG = "log"  # its logarithm
+
+
+class Slicing(StrEnum):
+    """How slices of the observations become a reference exponent."""
+
+    OFFSET = "offset"  # the median of their exponents, each slice with an offset of its own
+    PLAIN = "plain"  # the median slope of log y against log size: no offset, and far too low
+
+
+class Resampled(StrEnum):
+    """What a bootstrap draws."""
+
+    CLUSTERS = "clusters"  # whole short checkpoints
+    ROWS = "rows"  # single rows, as if they shared no noise
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedRow:
     """A row that is not part of a fit. ``row`` is its id, or its number counted from 1 without the header."""
@@ -105,6 +133,32 @@ class Holdout:
     bias: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """The exponent that so many slices of the observations suggest."""
+
+    parameter: str
+    value: float
+    n_slices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Penalty:
+    """The one-sided penalty lambda/2 * max(0, exponent - reference)^2 that a fit was made under.
+
+    Attributes:
+        strength: lambda; zero for none.
+        references: the exponents above which it acts.
+        binds: names of exponents above their reference, where it acts. The offset then has no meaning.
+        chosen: whether lambda was chosen by predicting the largest training scale from the others.
+    """
+
+    strength: float = 0.0
+    references: tuple[Reference, ...] = ()
+    binds: tuple[str, ...] = ()
+    chosen: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:
     """A law fitted to a frozen set of observations.
@@ -139,6 +193,14 @@ class Fit:
         excluded: rows left out, each with its reason.
         warnings: what a reader of the numbers should know.
         holdout: the held-out evaluation, where rows were held out.
+        loss: what a residual costs; ``huber_delta`` has no meaning for absolute deviations.
+        residual: what is compared.
+        resampled: what the bootstrap drew.
+        n_starts: descents from different exponents.
+        agreement: share of them that reached the best objective.
+        condition_number: of the exponents' Gauss-Newton matrix once the rest is projected out; None where singular.
+        penalty: what the fit was made under. ``objective`` is without it.
+        unpenalised: the same fit without penalty, where there was one.
     """
 
     law: str
@@ -165,6 +227,14 @@ class Fit:
     excluded: tuple[RejectedRow, ...]
     warnings: tuple[str, ...]
     holdout: Holdout | None
+    loss: Loss = Loss.HUBER
+    residual: Residual = Residual.LINEAR
+    resampled: Resampled = Resampled.CLUSTERS
+    n_starts: int = 1
+    agreement: float = 1.0
+    condition_number: float | None = None
+    penalty: Penalty = Penalty()
+    unpenalised: "Fit | None" = None
 
     @property
     def fitted_law(self) -> FittedLaw:

@@ -1,35 +1,54 @@
-"""``longlaw fit TABLE``: fit the law to a table of one's own, without any service."""
+"""``longlaw fit TABLE``: fit a law to a table of one's own, without any service."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
+from fitting.compare import Contender, compare
 from fitting.errors import FittingError, InvalidObservationsError
-from fitting.explain import explain
 from fitting.holdout import select_rows
 from fitting.joint import fit
-from fitting.laws import LONG_CONTEXT, law_named
+from fitting.laws import CHINCHILLA, LONG_CONTEXT, TRAJECTORY, VARIANTS, Law, law_named
 from fitting.observations import Columns, Observations, observations_from_table
-from fitting.values import Fit, Interval, RejectedRow
+from fitting.profile import Profile, profiles_of
+from fitting.values import Fit, Loss, RejectedRow, Resampled, Residual, Slicing
+from longlaw.fit_report import as_json, show
 
 _USAGE_ERROR = 2
 
 
 def fit_command(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv or .parquet file, one observation per row.")],
+    law: Annotated[str, typer.Option(help="Which law: long_context, its variants, trajectory or chinchilla.")] = (
+        LONG_CONTEXT.name
+    ),
     n_col: Annotated[str, typer.Option(help="Column of N, non-embedding parameters.")] = "N",
     short_col: Annotated[str, typer.Option(help="Column of D_s, tokens of the short stage.")] = "Ds",
     long_col: Annotated[str, typer.Option(help="Column of D_l, tokens of the long stage.")] = "Dl",
+    tokens_col: Annotated[str, typer.Option(help="Column of D, all tokens, for the law chinchilla.")] = "D",
     loss_col: Annotated[str, typer.Option(help="Column of log LongPPL itself, in nats.")] = "loss",
-    huber_delta: Annotated[float, typer.Option(help="Where the Huber loss turns linear, in nats.")] = 0.05,
+    error_col: Annotated[
+        str | None, typer.Option(help="Column of the loss's standard error; rows then weigh 1/se^2.")
+    ] = None,
+    residual: Annotated[Residual, typer.Option(help="Compare the loss, or its logarithm.")] = Residual.LINEAR,
+    huber_delta: Annotated[float, typer.Option(help="Where the Huber loss turns linear.")] = 0.05,
+    lad: Annotated[bool, typer.Option("--lad", help="Least absolute deviations instead of the Huber loss.")] = False,
+    penalty: Annotated[
+        str, typer.Option(metavar="auto|none|X", help="Lambda of the one-sided penalty on the token exponents.")
+    ] = "none",
+    slices: Annotated[
+        Slicing, typer.Option(help="How slices become the exponents above which the penalty acts.")
+    ] = Slicing.OFFSET,
     bootstrap: Annotated[int, typer.Option(help="Refits behind the intervals; 0 for none.")] = 200,
+    resample: Annotated[
+        Resampled, typer.Option(help="Draw whole clusters, or single rows as if they shared no noise.")
+    ] = Resampled.CLUSTERS,
     seed: Annotated[int, typer.Option(help="Seed of the resampling.")] = 0,
     level: Annotated[float, typer.Option(help="Nominal coverage of the intervals.")] = 0.9,
     cluster: Annotated[
@@ -41,30 +60,117 @@ def fit_command(
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COL=VALUE", help="Rows to leave out altogether; may be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    compared: Annotated[
+        bool, typer.Option("--compare", help="Also fit the other forms of the law, beside naive baselines.")
+    ] = False,
+    profiled: Annotated[
+        bool, typer.Option("--profile", help="Also give profile intervals of exponents and offset.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Write figures there (extra: plots).")] = None,
+    json_asked: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Fit the seven-parameter law to a table of (N, D_s, D_l, log LongPPL)."""
-    columns = Columns(
-        n_params=n_col, short_tokens=short_col, long_tokens=long_col, log_longppl=loss_col, cluster=cluster
-    )
+    """Fit a law to a table of (N, D_s, D_l, log LongPPL), or of (N, D, loss) for chinchilla."""
     try:
-        fitted_rows, held_out, dropped = _read(table, columns, holdout, drop or [])
+        form = law_named(law)
+        frame = _load(table)
+        columns = _columns(
+            form, frame, n_col, short_col, long_col, tokens_col, loss_col=loss_col, cluster=cluster, error=error_col
+        )
+        fitted_rows, held_out, dropped = _read(frame, columns, holdout, drop or [])
         result = fit(
-            LONG_CONTEXT,
+            form,
             fitted_rows,
             huber_delta=huber_delta,
             bootstrap_draws=bootstrap,
             seed=seed,
             level=level,
             holdout=held_out,
+            loss=Loss.ABSOLUTE if lad else Loss.HUBER,
+            residual=residual,
+            resampled=resample,
+            penalty=_strength(penalty),
+            references=slices,
         )
+        contenders = (
+            compare(fitted_rows, held_out, laws=_rivals(form), huber_delta=huber_delta, residual=residual)
+            if compared
+            else ()
+        )
+        profiles = (
+            profiles_of(form, fitted_rows, huber_delta=huber_delta, residual=residual, level=level) if profiled else ()
+        )
+        if plot is not None:
+            _plot(plot, result, fitted_rows, held_out, profiles, contenders)
     except FittingError as error:
         _fail(str(error))
     excluded = (*dropped, *result.excluded)
-    if as_json:
-        typer.echo(json.dumps(_as_json(result, excluded), indent=2, allow_nan=False))
+    if json_asked:
+        typer.echo(json.dumps(as_json(result, excluded, profiles, contenders), indent=2, allow_nan=False))
     else:
-        _print(result, excluded)
+        show(result, excluded, profiles, contenders)
+
+
+def _rivals(law: Law) -> tuple[Law, ...]:
+    return VARIANTS if law in VARIANTS else (law,)
+
+
+def _plot(
+    directory: Path,
+    result: Fit,
+    rows: Observations,
+    holdout: Observations | None,
+    profiles: Sequence[Profile],
+    contenders: Sequence[Contender],
+) -> None:
+    try:
+        from fitting import plots
+    except ModuleNotFoundError as error:
+        _fail(f"--plot needs matplotlib ({error}): install longlaw[plots]")
+    try:
+        paths = plots.save(directory, result, rows, holdout=holdout, profiles=profiles, contenders=contenders)
+    except OSError as error:
+        _fail(f"cannot write figures to {directory}: {error}")
+    typer.echo(f"wrote {', '.join(path.name for path in paths)} to {directory}", err=True)
+
+
+def _strength(penalty: str) -> float | Literal["auto"]:
+    if penalty == "auto":
+        return "auto"
+    if penalty == "none":
+        return 0.0
+    try:
+        return float(penalty)
+    except ValueError:
+        raise InvalidObservationsError(f"--penalty is {penalty!r}; it must be auto, none or a number") from None
+
+
+def _columns(
+    law: Law,
+    table: pd.DataFrame,
+    n_col: str,
+    short_col: str,
+    long_col: str,
+    tokens_col: str,
+    *,
+    loss_col: str,
+    cluster: str | None,
+    error: str | None,
+) -> Columns:
+    n_params: str | None = n_col
+    short_tokens: str | None = short_col
+    if law is CHINCHILLA:
+        short_tokens, long_col = None, tokens_col
+    elif law is TRAJECTORY:  # one trajectory may come without its N and D_s, which tell several apart
+        n_params = n_col if n_col in table.columns else None
+        short_tokens = short_col if short_col in table.columns else None
+    return Columns(
+        n_params=n_params,
+        short_tokens=short_tokens,
+        long_tokens=long_col,
+        log_longppl=loss_col,
+        cluster=cluster,
+        standard_error=error,
+    )
 
 
 def _fail(message: str) -> NoReturn:
@@ -73,9 +179,8 @@ def _fail(message: str) -> NoReturn:
 
 
 def _read(
-    path: Path, columns: Columns, holdout: str | None, drop: list[str]
+    table: pd.DataFrame, columns: Columns, holdout: str | None, drop: list[str]
 ) -> tuple[Observations, Observations | None, list[RejectedRow]]:
-    table = _load(path)
     row_ids = np.arange(1, len(table) + 1)
     kept = np.ones(len(table), dtype=bool)
     dropped: list[RejectedRow] = []
@@ -99,78 +204,3 @@ def _load(path: Path) -> pd.DataFrame:
         return pd.read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError) as error:  # pandas' and pyarrow's parse errors are ValueErrors
         raise InvalidObservationsError(f"cannot read {path}: {error}") from error
-
-
-def _as_json(result: Fit, excluded: tuple[RejectedRow, ...]) -> dict[str, object]:
-    names = law_named(result.law).parameter_names
-    return {
-        "law": result.law,
-        "status": result.status.value,
-        "objective": result.objective,
-        "gradient_norm": result.gradient_norm,
-        "params": dict(zip(names, result.parameters, strict=True)),
-        "intervals": dict(zip(names, map(_pair, result.intervals), strict=True)),
-        "level": result.level,
-        "n_observations": result.n_observations,
-        "n_clusters": result.n_clusters,
-        "n_draws": result.n_draws,
-        "n_draws_ok": result.n_draws_ok,
-        "residual_std": result.residual_std,
-        "r2": result.r2,
-        "mape_log": result.mape_log,
-        "at_bound": list(result.at_bound),
-        "not_identifiable": list(result.not_identifiable),
-        "jacobian_rank": result.jacobian_rank,
-        "holdout": None
-        if result.holdout is None
-        else {
-            "n_observations": result.holdout.n_observations,
-            "r2": result.holdout.r2,
-            "mape_log": result.holdout.mape_log,
-            "mape_ppl": result.holdout.mape_ppl,
-            "bias": result.holdout.bias,
-        },
-        "penalty": {"lambda": 0, "binds": False},
-        "excluded": [{"row": row.row, "reason": row.reason} for row in excluded],
-        "warnings": list(result.warnings),
-    }
-
-
-def _pair(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
-
-
-def _print(result: Fit, excluded: tuple[RejectedRow, ...]) -> None:
-    console = Console()
-    law = law_named(result.law)
-    console.print(law.formula, highlight=False)
-    console.print(
-        f"status [bold]{result.status}[/bold] · {result.n_observations} observations · objective "
-        f"{result.objective:.10g} · gradient {result.gradient_norm:.1e}",
-        highlight=False,
-    )
-    parameters = Table("parameter", "value", f"{result.level:.0%} interval", "note")
-    for name, value, interval in zip(law.parameter_names, result.parameters, result.intervals, strict=True):
-        note = "not identifiable" if name in result.not_identifiable else "at bound" if name in result.at_bound else ""
-        span = "-" if interval is None else f"{interval.low:.5g} .. {interval.high:.5g}"
-        parameters.add_row(name, f"{value:.8g}", span, note)
-    console.print(parameters)
-    if result.holdout is not None:
-        held = result.holdout
-        metrics = Table("held out", "R2", "MAPE log LongPPL %", "MAPE LongPPL %", "bias (nats)")
-        shown = [_number(held.r2), _number(held.mape_log), _number(held.mape_ppl), f"{held.bias:+.4g}"]
-        metrics.add_row(str(held.n_observations), *shown)
-        console.print(metrics)
-    for sentence in explain(result):
-        console.print(f"  {sentence}", markup=False, highlight=False)
-    for warning in result.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
-    by_reason: dict[str, list[str]] = {}
-    for row in excluded:
-        by_reason.setdefault(row.reason, []).append(str(row.row))
-    for reason, rows in by_reason.items():
-        console.print(f"left out {len(rows)} rows ({', '.join(rows)}): {reason}", markup=False, highlight=False)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -5,7 +5,7 @@ import pytest
 
 from fitting.joint import fit
 from fitting.laws import LONG_CONTEXT
-from fitting.lmfit_view import lmfit_parameters
+from fitting.lmfit_view import lmfit_parameters, lmfit_report
 from tests.fitting.toy_law import ONE_LONG_BUDGET, toy_observations
 
 
@@ -23,3 +23,10 @@ def test_parameter_without_interval_has_no_spread() -> None:
     view = lmfit_parameters(fit(LONG_CONTEXT, toy_observations(ONE_LONG_BUDGET, std=0.01), bootstrap_draws=25))
     assert view["beta_l"].stderr is None
     assert view["alpha"].stderr is not None
+
+
+def test_report_reads_like_lmfits_and_says_what_was_minimised() -> None:
+    result = fit(LONG_CONTEXT, toy_observations(std=0.01), bootstrap_draws=25)
+    report = lmfit_report(result)
+    for expected in ("[[Model]]", "[[Fit Statistics]]", "# data points      = 64", "[[Variables]]", "(huber)", "alpha"):
+        assert expected in report

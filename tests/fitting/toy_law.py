@@ -4,8 +4,9 @@ from itertools import product
 
 import numpy as np
 
+from fitting.laws import Law
 from fitting.observations import Observations, observations_from_arrays
-from fitting.predict import log_longppl
+from fitting.predict import law_values, log_longppl
 from fitting.values import FloatArray
 
 TOY = (400.0, 0.34, 410.0, 0.28, 30.0, 0.20, 1.7)
@@ -21,6 +22,13 @@ LONG_EQUALS_SHORT = tuple((n, s, s) for n, s in product(N_PARAMS, SHORT_TOKENS))
 def noise(n: int, std: float, seed: int = 0) -> FloatArray:
     """Normal noise, the same for the same seed."""
     return np.random.default_rng(seed).normal(0.0, std, n)
+
+
+def observed(law: Law, parameters: tuple[float, ...], sizes: FloatArray, std: float = 0.0) -> Observations:
+    """Any law at those sizes (n x 3), with noise where asked for."""
+    n_params, short_tokens, long_tokens = sizes.T
+    y = law_values(law, parameters, n_params, short_tokens, long_tokens) + noise(len(sizes), std)
+    return observations_from_arrays(n_params, short_tokens, long_tokens, y)
 
 
 def toy_observations(

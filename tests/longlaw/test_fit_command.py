@@ -66,6 +66,101 @@ def test_json_has_the_promised_keys_and_the_certified_optimum() -> None:
     assert answer["penalty"] == {"lambda": 0, "binds": False}
 
 
+def test_json_says_how_the_fit_was_made_and_shows_it_without_penalty() -> None:
+    answer = fitted(TABLE, "--holdout", "scale=S5", "--bootstrap", 0, "--penalty", 1, "--slices", "plain")
+    assert answer["penalty"] == {"lambda": 1.0, "binds": True}
+    assert set(answer["references"]) == {"beta_s", "beta_l"}
+    assert answer["objective"] > answer["unpenalised"]["objective"]
+    assert answer["unpenalised"]["objective"] == pytest.approx(5.0069066020e-03, rel=1e-9)
+    assert answer["unpenalised"]["holdout"]["r2"] == pytest.approx(0.93888, abs=1e-5)
+    assert answer["intervals"]["C"] is None
+    assert any("C is not interpretable" in warning for warning in answer["warnings"])
+    plain = fitted(TABLE, "--bootstrap", 0)
+    assert plain["unpenalised"]["params"] == plain["params"]
+
+
+def test_penalty_may_be_chosen_by_the_command() -> None:
+    answer = fitted(TABLE, "--holdout", "scale=S5", "--bootstrap", 0, "--penalty", "auto")
+    assert answer["penalty"]["lambda"] in (0, 0.01, 0.1, 1, 100)
+    assert any("predicts the largest scale best" in warning for warning in answer["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "objective", "params"),
+    [
+        (
+            ("--huber-delta", "1e-3"),
+            0.00101827401778,
+            {"A": 477.825868, "alpha": 0.34731050, "B": 2143.4174, "beta": 0.36717243, "E": 1.8172181},
+        ),
+        (
+            ("--lad",),
+            1.129494653603,
+            {"A": 482.00606, "alpha": 0.34781307, "B": 2085.43625, "beta": 0.36585416, "E": 1.8168641},
+        ),
+    ],
+)
+def test_published_table_has_its_optimum(settings: tuple[str, ...], objective: float, params: dict[str, float]) -> None:
+    table = TABLE.parent / "epoch_chinchilla.csv"
+    answer = fitted(
+        table, "--law", "chinchilla", "--residual", "log", "--drop", "excluded_by_epoch=1", "--bootstrap", 0, *settings
+    )
+    assert answer["n_observations"] == 240
+    assert answer["objective"] == pytest.approx(objective, rel=1e-11)
+    assert answer["params"] == pytest.approx(params, rel=1e-6)
+
+
+def test_comparison_profiles_and_figures_come_on_request(tmp_path: Path) -> None:
+    arguments = ("--law", "combined_budget", "--holdout", "scale=S5", "--bootstrap", 0)
+    answer = fitted(TABLE, *arguments, "--compare", "--profile", "--plot", tmp_path / "figures")
+    assert answer["comparison"][0]["name"] == "long_context"
+    assert {"mean of y", "no_offset"} <= {line["name"] for line in answer["comparison"]}
+    low, high = answer["profile_intervals"]["beta"]
+    assert low < answer["params"]["beta"] < high
+    assert (tmp_path / "figures" / "variants.png").exists()
+    assert fitted(TABLE, *arguments)["comparison"] == []
+    shown = longlaw_fit(TABLE, *arguments, "--compare").stdout
+    assert "nearest observation" in shown
+
+
+def test_one_trajectory_is_fitted_with_or_without_its_sizes(tmp_path: Path) -> None:
+    table = pd.read_csv(TABLE)
+    one = table[table.traj == 3]
+    with_sizes, without = tmp_path / "with.csv", tmp_path / "without.csv"
+    one.to_csv(with_sizes, index=False)
+    one[["Dl", "loss_true"]].to_csv(without, index=False)
+    answers = [
+        fitted(p, "--law", "trajectory", "--loss-col", "loss_true", "--bootstrap", 0) for p in (with_sizes, without)
+    ]
+    assert answers[0]["params"] == answers[1]["params"]
+    assert answers[0]["params"]["beta_l"] == pytest.approx(0.2, abs=1e-5)
+    assert "one N and one D_s" in refused(TABLE, "--law", "trajectory")
+
+
+def test_standard_errors_weigh_rows(tmp_path: Path) -> None:
+    table = pd.read_csv(TABLE)
+    table["se"] = 0.01 + 0.2 * table.is_outlier
+    path = tmp_path / "weighted.csv"
+    table.to_csv(path, index=False)
+    weighted = fitted(path, "--loss-col", "loss_outliers", "--error-col", "se", "--drop", "scale=S5", "--bootstrap", 0)
+    assert (
+        weighted["params"]
+        != fitted(path, "--loss-col", "loss_outliers", "--drop", "scale=S5", "--bootstrap", 0)["params"]
+    )
+    table.loc[3, "se"] = 0
+    table.to_csv(path, index=False)
+    assert "row 4: se is 0; it must be positive" in refused(path, "--error-col", "se")
+
+
+def test_counts_beyond_float_precision_are_said(tmp_path: Path) -> None:
+    table = pd.read_csv(TABLE)
+    table["Dl"] = table["Dl"].astype("int64")
+    table.loc[0, "Dl"] = 2**53 + 1
+    path = tmp_path / "large.csv"
+    table.to_csv(path, index=False)
+    assert any(w.startswith("rows 1 have counts of 2^53") for w in fitted(path, "--bootstrap", 0)["warnings"])
+
+
 def test_same_call_gives_the_same_json_and_another_seed_other_intervals() -> None:
     arguments = (TABLE, "--holdout", "scale=S5", "--bootstrap", 25)
     assert fitted(*arguments) == fitted(*arguments)
@@ -132,6 +227,11 @@ def test_too_few_rows_are_an_error_with_both_numbers(small_table: Path) -> None:
         (("--drop", "scale"), "not of the form COL=VALUE"),
         (("--level", "1.5"), "level is 1.5"),
         (("--huber-delta", "0"), "huber_delta is 0.0"),
+        (("--penalty", "strong"), "--penalty is 'strong'; it must be auto, none or a number"),
+        (("--penalty", "-1"), "the penalty is -1.0"),
+        (("--law", "kaplan"), "there is no law named 'kaplan'; known laws: long_context, no_offset"),
+        (("--law", "chinchilla", "--tokens-col", "T"), "no column named T"),
+        (("--law", "combined_budget", "--penalty", "1"), "has no exponent of D_s or D_l alone"),
     ],
 )
 def test_mistake_is_one_message_on_stderr_and_exit_2(arguments: tuple[str, ...], message: str) -> None:
@@ -157,4 +257,4 @@ def test_command_loads_neither_torch_nor_a_service() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ.copy()
     ).stdout.split()
     assert {"fitting", "scipy"} <= set(loaded)
-    assert not {"torch", "ray", "fastapi", "sqlalchemy", "httpx"} & set(loaded)
+    assert not {"matplotlib", "torch", "ray", "fastapi", "sqlalchemy", "httpx"} & set(loaded)
