@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from longlaw.client import ENDED, Client
 from longlaw.errors import ApiProblem, LonglawError, ServiceUnreachableError
 from longlaw.grid_document import read_grid_file, resolve_corpora
 from longlaw.lazy_commands import LazyCommand, LazyGroup
-from longlaw.progress_view import progress_line, progress_view
+from longlaw.progress_view import progress_line, progress_view, short_count
 
 
 class _Commands(LazyGroup):
@@ -96,11 +96,11 @@ def list_grids(
         typer.echo("[" + ",\n".join(grid.model_dump_json(indent=2) for grid in grids) + "]")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("id", "name", "state", "submitted (UTC)", "tokens to train"):
-        whole = title.startswith(("id", "submitted"))
-        table.add_column(title, justify="right" if title.startswith("tokens") else "left", no_wrap=whole)
+    for title in ("id", "name", "state", "UTC", "to train"):  # eighty columns hold all but a long name
+        justify: Literal["left", "right"] = "right" if title == "to train" else "left"
+        table.add_column(title, justify=justify, no_wrap=title != "name", overflow="fold")
     for grid in grids:
-        table.add_row(grid.id, grid.name, grid.state, f"{grid.created_at:%Y-%m-%d %H:%M}", f"{grid.tokens_train:,}")
+        table.add_row(grid.id, grid.name, grid.state, f"{grid.created_at:%m-%d %H:%M}", short_count(grid.tokens_train))
     Console().print(table)
 
 

@@ -51,7 +51,7 @@ def _bars(grid: GridDetail) -> Table:
         table.add_row(
             scale.scale,
             ProgressBar(total=max(scale.tokens_total, 1), completed=scale.tokens_done, width=30),
-            f"{_share(scale.tokens_done, scale.tokens_total):4.0%} of {_tokens(scale.tokens_total)}",
+            f"{_share(scale.tokens_done, scale.tokens_total):4.0%} of {short_count(scale.tokens_total)}",
             f"{scale.tokens_per_s:,.0f} tokens/s" if scale.tokens_per_s else "",
             f"{measured}/{sum(scale.evaluations.values())} evaluated",
             _activity(scale, running),
@@ -98,7 +98,8 @@ def _share(done: int, total: int) -> float:
     return done / total if total else 1.0
 
 
-def _tokens(count: int) -> str:
+def short_count(count: int) -> str:
+    """Three digits and a unit."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"

@@ -83,7 +83,12 @@ def plan_grid(submission: Submission, sessions: Sessions) -> dict[str, Any]:
     """
     with reading(sessions) as session:
         seen = known(session, submission.grid)
-    return plan_document(plan(submission.grid, seen))
+    document = plan_document(plan(submission.grid, seen))
+    document["warnings"] += [
+        {"pointer": problem.pointer, "message": f"{problem.message}: what exists for it is not known here"}
+        for problem in _unresolved(submission.grid)
+    ]
+    return document
 
 
 @router.post(
@@ -109,7 +114,12 @@ def create_grid(
 
     A replayed answer carries `Idempotent-Replayed: true`.
     """
-    _check_corpora(submission.grid)
+    if unresolved := _unresolved(submission.grid):
+        raise CorpusNotResolvedError(
+            "The service knows corpora by their hashes. `longlaw grid submit` looks names up in its store; build a "
+            "corpus there with `longlaw data build`, which prints its hash.",
+            problems=unresolved,
+        )
     request_hash = content_hash(submission.grid.model_dump(mode="json"))
     with sessions.begin() as session:
         if idempotency_key is not None:
@@ -185,23 +195,13 @@ def _created(created: GridCreated, *, replayed: bool) -> Response:
     return Response(created.model_dump_json(), status_code=201, media_type="application/json", headers=headers)
 
 
-def _check_corpora(grid: Grid) -> None:
-    """The service stores what is unambiguous: a corpus's hash, not the name that it has on one machine.
-
-    Raises:
-        CorpusNotResolvedError: a corpus is given otherwise.
-    """
+def _unresolved(grid: Grid) -> list[Problem]:
+    """Corpora that are not given by hash: a name means something on one machine only, so it is never stored."""
     given = {"/recipe/corpus": grid.recipe.corpus, "/evaluation/documents/corpus": grid.evaluation.documents.corpus}
     if grid.evaluation.reference.kind == "copy":
         given["/evaluation/reference/digest"] = grid.evaluation.reference.digest
-    problems = [
+    return [
         Problem(pointer=place, message=f"{corpus!r} is not a corpus hash (32 hexadecimal digits)")
         for place, corpus in given.items()
         if corpus is not None and not _HASH.fullmatch(corpus)
     ]
-    if problems:
-        raise CorpusNotResolvedError(
-            "The service knows corpora by their hashes. `longlaw grid submit` looks names up in its store; build a "
-            "corpus there with `longlaw data build`, which prints its hash.",
-            problems=problems,
-        )

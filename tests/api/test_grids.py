@@ -95,6 +95,8 @@ def test_number_that_is_none_is_refused(reader: httpx.Client) -> None:
 def test_corpus_must_be_named_by_its_hash(reader: httpx.Client) -> None:
     grid = document()
     grid["recipe"] = {**grid["recipe"], "corpus": "../../etc/passwd"}
+    (warning,) = reader.post("/v1/grids:plan", json=grid).json()["warnings"]  # priced, as if nothing of it existed
+    assert warning["pointer"] == "/recipe/corpus"
     answer = reader.post("/v1/grids", json=grid)
     assert answer.status_code == 422
     problem = answer.json()

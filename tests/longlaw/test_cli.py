@@ -79,6 +79,9 @@ def test_grid_is_submitted_listed_and_followed(service: str, tmp_path: Path) -> 
     grid_id = json.loads(first.stdout)["id"]
     listed = json.loads(_longlaw("grid", "list", "--json", url=service).stdout)
     assert [grid["id"] for grid in listed] == [grid_id]
+    table = _longlaw("grid", "list", url=service, COLUMNS="80").stdout
+    assert grid_id in table
+    assert "PENDING" in table
     status = _longlaw("grid", "status", url=service).stdout  # the newest one
     assert "from a file" in status
     assert "PENDING" in status
