@@ -75,7 +75,7 @@ def test_totals_exceed_32_bits_and_operations_64_bits(name: str) -> None:
     assert whole.flops > 2**63
 
 
-@pytest.mark.parametrize(("name", "cells", "segments"), [("quickstart", 27, 21), ("tiny", 8, 10)])
+@pytest.mark.parametrize(("name", "cells", "segments"), [("quickstart", 36, 21), ("tiny", 8, 10)])
 def test_the_small_grids_plan(name: str, cells: int, segments: int) -> None:
     """quickstart: 3 scales x (1 trunk + 3 decays + 3 long); tiny: 2 scales x (1 + 2 + 2)."""
     whole = planned(name)
