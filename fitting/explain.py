@@ -5,6 +5,7 @@ import math
 from fitting.laws import Law, Offset, law_named
 from fitting.values import Fit, Resampled, Status
 
+_NEARLY_ALL = 0.9
 _OPENING = {
     Status.CONVERGED: "The fit found the minimum of its objective, with every parameter inside its range.",
     Status.AT_BOUND: "The fit found the minimum, but an exponent ended at the edge of its range: {at_bound}.",
@@ -27,6 +28,10 @@ def explain(fit: Fit) -> list[str]:
             f"or {100 * math.expm1(fit.residual_std):.2g} % in LongPPL."
         )
     sentences.append(_what_intervals_mean(fit))
+    if unknown := _unknown_exponents(fit, law):
+        sentences.append(
+            f"It does not know {', '.join(unknown)}: the interval holds nearly every value that an exponent may take."
+        )
     spans = ", ".join(
         f"{law.symbols[axis]} {fit.ranges.axes[axis].low:.3g} to {fit.ranges.axes[axis].high:.3g}" for axis in law.axes
     )
@@ -54,6 +59,16 @@ def _what_intervals_mean(fit: Fit) -> str:
         f"with the {drawn} drawn anew. Amplitudes and exponents trade off: predictions "
         "are known better than parameters."
     )
+
+
+def _unknown_exponents(fit: Fit, law: Law) -> list[str]:
+    """Exponents whose interval holds nearly all that they may be."""
+    return [
+        law.parameter_names[at]
+        for at in (term.exponent for term in law.terms)
+        if (interval := fit.intervals[at]) is not None
+        and interval.high - interval.low > _NEARLY_ALL * (law.upper[at] - law.lower[at])
+    ]
 
 
 def _about_offset(fit: Fit, law: Law) -> str:

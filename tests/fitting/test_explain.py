@@ -1,8 +1,11 @@
 """A fit in plain words."""
 
+from dataclasses import replace
+
 from fitting.explain import explain
 from fitting.joint import fit
 from fitting.laws import LONG_CONTEXT
+from fitting.values import Interval
 from tests.fitting.paper_grid import paper_grid
 from tests.fitting.toy_law import ONE_LONG_BUDGET, toy_observations
 
@@ -29,3 +32,12 @@ def test_absent_term_is_named_by_its_amplitude() -> None:
     falling_with_two = toy_observations(parameters=(400.0, 0.34, 0.0, 0.28, 30.0, 0.2, 1.7))
     said = explain(fit(LONG_CONTEXT, falling_with_two, bootstrap_draws=0))
     assert said[0] == "The fit does not need one of its terms: B_s ended at zero."
+
+
+def test_exponent_that_may_be_anything_is_said_to_be_unknown() -> None:
+    known = fit(LONG_CONTEXT, toy_observations(std=0.01), bootstrap_draws=25)
+    assert not any("It does not know" in sentence for sentence in explain(known))
+    intervals = list(known.intervals)
+    intervals[1] = Interval(low=0.1, high=2.0)
+    said = explain(replace(known, intervals=tuple(intervals)))
+    assert "It does not know alpha: the interval holds nearly every value that an exponent may take." in said
