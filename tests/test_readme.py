@@ -23,10 +23,10 @@ def _commands() -> list[str]:
         text = page.read_text()
         blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
         lines = [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
-        spans = re.findall(r"`((?:docker compose run --rm worker )?longlaw [^`]+)`", text)
+        spans = re.findall(r"`(?:docker compose run [^`]* worker )?(longlaw [^`]+)`", text)
         for line in [*lines, *spans]:
             for part in line.split("&&"):
-                command = part.strip().removeprefix("docker compose run --rm worker ")
+                command = part.strip()
                 if command.startswith("longlaw ") and not re.search(r"\.\.\.| \[", command):  # no synopsis
                     found[command] = None
     return list(found)
