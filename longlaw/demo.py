@@ -73,6 +73,7 @@ def _run_grid(console: Console, stack: Stack, file: str) -> bool:
             f"Grid {created.name}: {created.plan['cells']} cells. Planned: {tokens['train']:,} tokens to train where "
             f"independent runs would take {tokens['independent']:,}.",
             highlight=False,
+            soft_wrap=True,
         )
         if tokens["train"] == 0:
             console.print("Everything it asks for is there already; nothing is trained.")
