@@ -22,7 +22,6 @@ from orchestrator.recipe import (
     Recipe,
     ResolvedScale,
     Scale,
-    family_of,
     missing_settings,
     resolve_scale,
 )
@@ -188,11 +187,6 @@ def parse_grid(document: object) -> Grid:
     if problems or grid is None:
         raise GridError(problems)
     return grid
-
-
-def recipe_family(grid: Grid) -> str:
-    """The hash of the recipe without scales and their overrides, the protocol and the evaluator apart."""
-    return family_of(grid.recipe)
 
 
 def budget_list(budgets: Any, scale: str, *, at: str) -> list[tuple[str, Budget]]:

@@ -8,10 +8,10 @@ import yaml
 from pydantic import BaseModel
 
 from orchestrator.errors import GridError, Problem
-from orchestrator.grid import Grid, load_grid, parse_grid, recipe_family
+from orchestrator.grid import Grid, load_grid, parse_grid
 from orchestrator.grid_problems import model_within
 from orchestrator.plan import plan
-from orchestrator.recipe import resolve_evaluator
+from orchestrator.recipe import family_of, resolve_evaluator
 from tests.orchestrator.small_grid import small_document
 from workers.spec import AdamW, DataMix, LongStage, ModelShape, Reference, ShortStage
 
@@ -221,7 +221,7 @@ def test_a_copy_reference_counts_the_recipes_corpus() -> None:
 
 
 def family(document: dict[str, Any]) -> str:
-    return recipe_family(parse_grid(document))
+    return family_of(parse_grid(document).recipe)
 
 
 def test_a_recipe_family_leaves_out_scales_seeds_protocol_and_evaluator() -> None:
