@@ -17,7 +17,7 @@ from database.events import record_event
 from database.models import Attempt, Checkpoint, Evaluation, Segment
 from database.observations import record_observations
 from database.work import close_segment, fail_orphans, missing_saves, promote
-from workers import spec
+from workers import results
 
 FailureKind = Literal["user", "infrastructure"]
 
@@ -54,7 +54,7 @@ class Failure:
     min_backoff_s: float = 0.0
 
 
-def renew(session: Session, token: uuid.UUID, *, lease_s: float, progress: spec.TrainProgress | None = None) -> bool:
+def renew(session: Session, token: uuid.UUID, *, lease_s: float, progress: results.TrainProgress | None = None) -> bool:
     """Extends the lease and notes how far the attempt is; False if it was superseded or its work was withdrawn."""
     statement = update(Attempt).where(Attempt.token == token, Attempt.state == "RUNNING")
     statement = statement.values(lease_expires_at=func.now() + func.make_interval(0, 0, 0, 0, 0, 0, lease_s))
@@ -65,7 +65,7 @@ def renew(session: Session, token: uuid.UUID, *, lease_s: float, progress: spec.
     return session.scalar(statement.returning(Attempt.id)) is not None
 
 
-def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: spec.Checkpoint) -> bool:
+def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: results.Checkpoint) -> bool:
     """Records a checkpoint that lies in the store and makes READY what waited for it; False if superseded.
 
     The same checkpoint twice is one row. Another digest for it is kept as an event and changes nothing.
@@ -127,7 +127,7 @@ def finish_segment(session: Session, token: uuid.UUID) -> bool:
     return True
 
 
-def record_evaluation(session: Session, token: uuid.UUID, evaluation: spec.Evaluation) -> bool:
+def record_evaluation(session: Session, token: uuid.UUID, evaluation: results.Evaluation) -> bool:
     """Records a measurement and the observations that it makes; False if superseded.
 
     A superseded attempt that measured something else than what is recorded leaves an event and changes nothing.
@@ -262,7 +262,7 @@ def _reopen_segment(session: Session, row: Segment) -> None:
         close_segment(session, row)
 
 
-def _note_conflicting_checkpoint(session: Session, checkpoint: spec.Checkpoint) -> None:
+def _note_conflicting_checkpoint(session: Session, checkpoint: results.Checkpoint) -> None:
     key = checkpoint.ref.segment
     recorded = session.scalar(
         select(Checkpoint.digest).where(Checkpoint.segment_key == key, Checkpoint.step == checkpoint.ref.step)
@@ -278,7 +278,7 @@ def _note_conflicting_checkpoint(session: Session, checkpoint: spec.Checkpoint) 
         )
 
 
-def _note_conflicting_evaluation(session: Session, token: uuid.UUID, evaluation: spec.Evaluation) -> None:
+def _note_conflicting_evaluation(session: Session, token: uuid.UUID, evaluation: results.Evaluation) -> None:
     key = session.scalar(
         select(Evaluation.key).join(Attempt, Attempt.evaluation_id == Evaluation.id).where(Attempt.token == token)
     )

@@ -3,58 +3,70 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import json
+import types
+import typing
+from collections.abc import Hashable, Set
+from typing import Any, TypeVar
 
-from workers.spec import (
-    AdamW,
-    CheckpointRef,
-    Chunking,
-    DataMix,
-    EvaluationDocuments,
-    Evaluator,
-    LongStage,
-    ModelShape,
-    ObservationRule,
-    Reference,
-    Segment,
-    ShortStage,
-)
+from workers.spec import Evaluator, ObservationRule, Segment, canonical_json
 
 Spec = Segment | Evaluator | ObservationRule
+S = TypeVar("S")
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
-    """The JSON object of `spec`; `canonical_json` of both is the same text."""
-    return dataclasses.asdict(spec)
+    """The JSON object of `spec`, the one that its identity hashes: what is left out has its default."""
+    document: dict[str, Any] = json.loads(canonical_json(spec))
+    return document
 
 
 def segment_from_json(document: dict[str, Any]) -> Segment:
     """The segment that `to_json` wrote. JSONB keeps 10000.0 as 10000.0, so identities survive the round trip."""
-    stage = document["stage"]
-    stage_type = ShortStage if document["kind"].startswith("short") else LongStage
-    parent = document["parent"]
-    return Segment(
-        **document
-        | {
-            "parent": None if parent is None else CheckpointRef(**parent),
-            "shape": ModelShape(**document["shape"]),
-            "stage": stage_type(**stage | {"data": DataMix(**stage["data"]), "optimizer": AdamW(**stage["optimizer"])}),
-        }
-    )
+    return _read(Segment, document)
 
 
 def evaluator_from_json(document: dict[str, Any]) -> Evaluator:
     """The evaluator that `to_json` wrote."""
-    return Evaluator(
-        **document
-        | {
-            "reference": Reference(**document["reference"]),
-            "documents": EvaluationDocuments(**document["documents"]),
-            "chunking": Chunking(**document["chunking"]),
-        }
-    )
+    return _read(Evaluator, document)
 
 
 def rule_from_json(document: dict[str, Any]) -> ObservationRule:
     """The observation rule that `to_json` wrote."""
-    return ObservationRule(**document)
+    return _read(ObservationRule, document)
+
+
+def _read(cls: type[S], document: dict[str, Any]) -> S:
+    hints = _hints(typing.cast(Hashable, cls))
+    return cls(**{name: _value(hints[name], value) for name, value in document.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    """`value` as the type `hint` has it: objects become dataclasses, arrays become tuples, the rest is as it was."""
+    if isinstance(value, dict):
+        return _read(_class_of(hint, value.keys()), value)
+    if isinstance(value, list):
+        of_items = next(args[0] for args in map(typing.get_args, _alternatives(hint)) if args)
+        return tuple(_value(of_items, item) for item in value)
+    return value
+
+
+def _class_of(hint: Any, names: Set[str]) -> type:
+    """The one dataclass among the alternatives of `hint` that has all of `names` and needs no others."""
+    for cls in _alternatives(hint):
+        if dataclasses.is_dataclass(cls):
+            fields = dataclasses.fields(cls)
+            needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+            if needed <= names <= {field.name for field in fields}:
+                return typing.cast(type, cls)
+    raise ValueError(f"no specification has the fields {', '.join(sorted(names))}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+@functools.cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    return typing.get_type_hints(cls)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from workers.spec import Evaluator, ModelShape
+from workers.spec import Evaluator, FolderModel, ModelShape
 
 #: Weights and AdamW's two moments, float32 each.
 BYTES_PER_PARAM = 3 * 4
 
 
-def checkpoint_bytes(shape: ModelShape) -> int:
+def checkpoint_bytes(shape: ModelShape | FolderModel) -> int:
     """Bytes of one checkpoint, embeddings included; tokenizer, data cursor and random state are negligible."""
     return BYTES_PER_PARAM * (shape.n_params + shape.embedding_params)
 
 
-def evaluation_flops(shape: ModelShape, evaluator: Evaluator) -> int:
+def evaluation_flops(shape: ModelShape | FolderModel, evaluator: Evaluator) -> int:
     """Operations of measuring one snapshot: the full-context pass and, for the gap, the local chunks of every document.
 
     A chunk is `length + stride` tokens long and there is one for every `stride` tokens past the first. The reference's

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.reports import Failed, Measured, Numbered, Progressed, Report, Saved, Stopped, Trained
-from workers.spec import EvaluationRun, SegmentRun, TrainProgress
+from workers.results import TrainProgress
+from workers.spec import EvaluationRun, SegmentRun
 
 _TRACEBACK_CHARS = 4_000
 _PR_SET_PDEATHSIG = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from workers.spec import Checkpoint, Evaluation, TrainProgress
+from workers.results import Checkpoint, Evaluation, TrainProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

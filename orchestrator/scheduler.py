@@ -38,7 +38,8 @@ from orchestrator.failures import failure_of
 from orchestrator.refit import FitProcess
 from orchestrator.reports import FINAL, Failed, Lost, Measured, Progressed, Saved, Stopped, Trained, WorkerReport
 from orchestrator.scheduler_settings import SchedulerSettings
-from workers.spec import EvaluationRun, SegmentRun, TrainProgress
+from workers.results import TrainProgress
+from workers.spec import EvaluationRun, SegmentRun
 
 logger = logging.getLogger("longlaw.scheduler")
 

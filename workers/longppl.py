@@ -26,7 +26,8 @@ from workers.key_tokens import Mask
 from workers.merge import merge
 from workers.model import build_model, load_weights
 from workers.reference_cache import KeyTokens, key_tokens
-from workers.spec import DocumentScore, Evaluation, EvaluationRun, Evaluator
+from workers.results import DocumentScore, Evaluation
+from workers.spec import EvaluationRun, Evaluator
 from workers.token_losses import BATCH_TOKENS, full_losses, local_losses
 
 Losses = npt.NDArray[np.floating]

@@ -16,23 +16,44 @@ from typing import Any, Literal
 #: Raised whenever a change of ours alters trained or measured numbers for the same specification.
 NUMERICS_VERSION = 1
 
-SegmentKind = Literal["short_trunk", "short_decay", "long_constant", "long_linear_decay"]
+SegmentKind = Literal["short_trunk", "short_decay", "long_constant", "long_linear_decay", "follow_up"]
 Protocol = Literal["constant", "linear_decay"]
 OptimizerState = Literal["carry", "fresh"]
 Split = Literal["short", "long"]
-RuleName = Literal["raw", "last_m"]
+RuleName = Literal["raw", "last_m", "one_sqrt", "ema", "dare", "ties"]
+DecayShape = Literal["linear", "one_sqrt", "cosine"]
+Precision = Literal["fp32", "bf16"]
+Packing = Literal["stream", "documents"]
+Sharding = Literal["replicate", "shard"]
+MuonScaling = Literal["original", "match_rms_adamw"]
 ReferenceKind = Literal["copy", "huggingface"]
 ChunkingMode = Literal["exact", "pku"]
 
 
+def optional(default: Any) -> Any:
+    """A field that is left out of the canonical form where it has its default.
+
+    A setting that came later, and whose default is how things were before, must not rename what was trained before it.
+    """
+    return dataclasses.field(default=default, metadata={_OMIT: True})
+
+
+_OMIT = "left out at its default"
+
+
 @functools.cache
-def _field_names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+def _fields(cls: type) -> tuple[tuple[str, bool, Any], ...]:
+    return tuple((field.name, _OMIT in field.metadata, field.default) for field in dataclasses.fields(cls))
 
 
 def _plain(item: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {name: getattr(item, name) for name in _field_names(type(item))}
+        plain = {}
+        for name, may_be_omitted, default in _fields(type(item)):
+            value = getattr(item, name)
+            if not (may_be_omitted and value == default):
+                plain[name] = value
+        return plain
     raise TypeError(f"{type(item).__name__} has no canonical form")
 
 
@@ -98,11 +119,39 @@ class ModelShape:
         6 per weight that multiplies (N and the output head), and 6 x layers x width x seq_len for scores and mixing at
         the mean causal context of seq_len / 2 (Kaplan et al. 2020, table 1, times three for forward and backward).
         """
-        return 6 * (self.n_params + self.vocab_size * self.width) + 6 * self.layers * self.width * seq_len
+        return _train_flops_per_token(self, seq_len)
 
     def forward_flops_per_token(self, seq_len: int) -> int:
         """A third of `train_flops_per_token`: the forward pass alone."""
-        return self.train_flops_per_token(seq_len) // 3
+        return _train_flops_per_token(self, seq_len) // 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderModel:
+    """A Hugging Face causal language model that somebody else trained, under `<store>/models/<digest>/`.
+
+    `digest` is its identity; the sizes are counted from it when it is brought into the store and checked when it is
+    loaded. `n_params` is N: every weight but the input embedding and the output head (`embedding_params`).
+    """
+
+    digest: str
+    n_params: int
+    embedding_params: int
+    layers: int
+    width: int
+    vocab_size: int
+
+    def train_flops_per_token(self, seq_len: int) -> int:
+        """As `ModelShape.train_flops_per_token`."""
+        return _train_flops_per_token(self, seq_len)
+
+    def forward_flops_per_token(self, seq_len: int) -> int:
+        """As `ModelShape.forward_flops_per_token`."""
+        return _train_flops_per_token(self, seq_len) // 3
+
+
+def _train_flops_per_token(model: ModelShape | FolderModel, seq_len: int) -> int:
+    return 6 * (model.n_params + model.vocab_size * model.width) + 6 * model.layers * model.width * seq_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,17 +164,71 @@ class AdamW:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Muon:
+    """Muon on the matrices inside the layers, AdamW on everything else. One multiplier moves both groups' rates.
+
+    Muon's rate is the stage's rate times `rate_ratio` at every step. `scaling` is `torch.optim.Muon`'s `adjust_lr_fn`.
+    Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+    """
+
+    rate_ratio: float
+    momentum: float = 0.95
+    nesterov: bool = True
+    newton_schulz_steps: int = 5
+    weight_decay: float = 0.1
+    scaling: MuonScaling = "match_rms_adamw"
+    adamw: AdamW = AdamW()
+
+    @property
+    def clip_norm(self) -> float:
+        return self.adamw.clip_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendedSource:
+    """A further part of a mixture: `share` of all training tokens comes from this split of this corpus."""
+
+    corpus: str
+    split: Split
+    share: float
+    copied_spans: float = 0.0
+    min_document_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataMix:
-    """Training tokens: one split of a corpus; `copied_spans` is the share of sequences that carry copied spans."""
+    """Training tokens: one split of a corpus; `copied_spans` is the share of sequences that carry copied spans.
+
+    `packing` "stream" cuts the split into windows that may cross documents, as one text. "documents" keeps documents
+    apart: positions start anew with each and attention never crosses from one to another. Documents shorter than
+    `min_document_tokens` are left out. `full_length_share`, with packing "documents", is the share of sequences that
+    are one document from the first token to the last; the others are filled with shorter ones. `blended` sources take
+    their shares of the tokens, the main source what they leave.
+    """
 
     corpus: str
     split: Split
     copied_spans: float = 0.0
+    packing: Packing = optional("stream")
+    min_document_tokens: int = optional(0)
+    full_length_share: float | None = optional(None)
+    blended: tuple[BlendedSource, ...] = optional(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yarn:
+    """YaRN's interpolation of rotary frequencies (Peng et al. 2023, arXiv 2309.00071), beside the base."""
+
+    factor: float
+    original_positions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortStage:
-    """WSD: warm-up and stable rate on the trunk, then a linear decay over one ninth of D_s to `final_rate_ratio`."""
+    """WSD: warm-up and stable rate on the trunk, then a decay over one ninth of D_s to `final_rate_ratio`.
+
+    `z_loss` is the weight of the mean squared log-partition (PaLM, Chowdhery et al. 2022, section 5).
+    """
 
     seq_len: int
     batch_sequences: int
@@ -134,7 +237,10 @@ class ShortStage:
     warmup_steps: int
     final_rate_ratio: float
     data: DataMix
-    optimizer: AdamW = AdamW()
+    optimizer: AdamW | Muon = AdamW()
+    decay_shape: DecayShape = optional("linear")
+    z_loss: float = optional(0.0)
+    precision: Precision = optional("fp32")
 
     @property
     def tokens_per_step(self) -> int:
@@ -161,7 +267,11 @@ class LongStage:
     warmup_steps: int
     final_rate_ratio: float
     data: DataMix
-    optimizer: AdamW = AdamW()
+    optimizer: AdamW | Muon = AdamW()
+    decay_shape: DecayShape = optional("linear")
+    z_loss: float = optional(0.0)
+    precision: Precision = optional("fp32")
+    yarn: Yarn | None = optional(None)
 
     @property
     def tokens_per_step(self) -> int:
@@ -177,21 +287,51 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationRule:
+    """How checkpoints become the model that is evaluated. `raw` has m = 1 and spacing_steps = 0.
+
+    The others read `m` checkpoints `spacing_steps` apart, newest at the observed step; m = 0 takes all of them back to
+    the beginning of the segment, whose own start is not among them. `decay` is the base of `ema`'s weights for one
+    spacing, `density` the share of coordinates that `dare` and `ties` keep, `seed` that of `dare`'s masks.
+    """
+
+    name: RuleName
+    m: int = 1
+    spacing_steps: int = 0
+    decay: float | None = optional(None)
+    density: float | None = optional(None)
+    seed: int = optional(42)
+
+    def source_steps(self, step: int) -> tuple[int, ...]:
+        """Steps of the checkpoints the rule reads at `step`, oldest first. Values <= 0 mean: too early for the rule."""
+        if self.m == 0:
+            return tuple(reversed(range(step, 0, -self.spacing_steps)))
+        return tuple(step - k * self.spacing_steps for k in reversed(range(self.m)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A stretch of training with one schedule. Its id hashes all that changes its weights and nothing else.
 
     `seed` is the short_seed in the short stage (initialisation and order), the long_seed in the long stage (order).
     `horizon_steps` is set where the schedule depends on it (decays) and None where the rate is constant: such a segment
     is open-ended, and extending it only raises its target.
+
+    `parent_rule` says that the segment starts from the model which that rule yields at `parent`, not from the raw
+    checkpoint. A segment without a parent starts from random weights, or from its `FolderModel`. Where a long stage
+    is cut into sub-phases, each is a segment: `stage_offset_steps` are the updates of the stage before this one, and
+    `horizon_steps` spans all of them, so that a decay never starts anew at a border.
     """
 
     kind: SegmentKind
     parent: CheckpointRef | None
-    shape: ModelShape
+    shape: ModelShape | FolderModel
     stage: ShortStage | LongStage
     seed: int
     horizon_steps: int | None = None
     numerics_version: int = NUMERICS_VERSION
+    parent_rule: ObservationRule | None = optional(None)
+    stage_offset_steps: int = optional(0)
 
     @property
     def id(self) -> str:
@@ -200,7 +340,9 @@ class Segment:
     @property
     def first_stage_step(self) -> int:
         """Steps of the same stage that lie before this segment: a decay goes on where its trunk stands."""
-        return self.parent.step if self.kind == "short_decay" and self.parent is not None else 0
+        if self.kind == "short_decay" and self.parent is not None:
+            return self.parent.step
+        return self.stage_offset_steps
 
     def stage_tokens(self, step: int) -> int:
         """Tokens of the stage (D_s or D_l) consumed when `step` steps of this segment are done."""
@@ -217,30 +359,36 @@ class StoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a segment is run: provenance, never identity.
+
+    `processes` work on one batch together, each with the whole model ("replicate", DDP) or with a share of it ("shard",
+    FSDP2). `micro_batch_tokens` is the most that one process takes through the model at once (None: its whole share of
+    the batch); gradients are accumulated over the rest. `recompute_activations` trades time for memory.
+    """
+
+    processes: int = 1
+    sharding: Sharding = "replicate"
+    micro_batch_tokens: int | None = None
+    recompute_activations: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRun:
     """One dispatch: train `segment` from `start` and write a checkpoint at every step of `save_steps`.
 
-    `start` is a checkpoint of this segment (resume), of its parent (begin), or None (from scratch). The run ends at the
-    last of `save_steps`. Recovery checkpoints are written in between every `recovery_every_steps`, if given.
+    `start` is a checkpoint of this segment (resume), of its parent (begin), or None (from scratch, or from a folder).
+    Where the segment begins with a rule's model, `start` is None and `start_sources` are that rule's checkpoints,
+    oldest first. The run ends at the last of `save_steps`. Recovery checkpoints are written in between every
+    `recovery_every_steps`, if given.
     """
 
     segment: Segment
     start: StoredCheckpoint | None
     save_steps: tuple[int, ...]
     recovery_every_steps: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservationRule:
-    """How checkpoints become the model that is evaluated. `raw` has m = 1 and spacing_steps = 0."""
-
-    name: RuleName
-    m: int = 1
-    spacing_steps: int = 0
-
-    def source_steps(self, step: int) -> tuple[int, ...]:
-        """Steps of the checkpoints the rule reads at `step`, oldest first. Values <= 0 mean: too early for the rule."""
-        return tuple(step - k * self.spacing_steps for k in reversed(range(self.m)))
+    start_sources: tuple[StoredCheckpoint, ...] = ()
+    execution: Execution = Execution()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,76 +457,15 @@ class Evaluator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """What training yields: a durable checkpoint, already renamed into place, with the digest of its content."""
-
-    ref: CheckpointRef
-    path: str
-    digest: str
-    size_bytes: int
-    stage_tokens: int
-    scheduled: bool
-    mean_loss: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainProgress:
-    """A sign of life between checkpoints."""
-
-    step: int
-    stage_tokens: int
-    loss: float
-    learning_rate: float
-    tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentScore:
-    """Sums of NLL (nats) and counts of tokens of one evaluation document.
-
-    `key_local_sum` is the evaluated model's own NLL on the key tokens when it sees only the local chunk; None unless
-    the evaluator asks for the gap.
-    """
-
-    key_sum: float
-    key_count: int
-    short_sum: float
-    short_count: int
-    all_sum: float
-    all_count: int
-    key_local_sum: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Token-pooled metrics (nats) of one snapshot; None, with a reason, where no token qualifies.
-
-    Standard errors are over documents.
-    """
-
-    log_longppl: float | None
-    log_longppl_se: float | None
-    log_shortppl: float | None
-    log_shortppl_se: float | None
-    log_ppl: float | None
-    log_ppl_se: float | None
-    key_gap: float | None
-    key_count: int
-    short_count: int
-    all_count: int
-    documents: tuple[DocumentScore, ...]
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRun:
     """One dispatch: build `snapshot` from its `sources` (oldest first) and measure it with `evaluator`.
 
-    `shape` and `rope_base` and `seq_len` describe the model that the checkpoints hold.
+    `shape`, `rope_base` and `yarn` describe the model that the checkpoints hold.
     """
 
     snapshot: Snapshot
     sources: tuple[StoredCheckpoint, ...]
     evaluator: Evaluator
-    shape: ModelShape
+    shape: ModelShape | FolderModel
     rope_base: float
+    yarn: Yarn | None = None

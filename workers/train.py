@@ -20,16 +20,9 @@ from workers import checkpoint, order
 from workers.corpus import open_corpus
 from workers.errors import CorpusError, DivergedError, SegmentRunError
 from workers.model import build_model, load_weights
+from workers.results import Checkpoint, TrainProgress
 from workers.schedule import learning_rate
-from workers.spec import (
-    NUMERICS_VERSION,
-    AdamW,
-    Checkpoint,
-    LongStage,
-    Segment,
-    SegmentRun,
-    TrainProgress,
-)
+from workers.spec import NUMERICS_VERSION, AdamW, LongStage, Segment, SegmentRun
 
 #: Float32 logits beyond this many numbers (1 GiB) are computed in blocks of positions, and again in the backward pass.
 _LOGITS_AT_ONCE = 1 << 28

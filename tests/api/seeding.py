@@ -19,7 +19,8 @@ from fitting.predict import log_longppl
 from orchestrator.fit_job import fit_job
 from orchestrator.grid import parse_grid
 from orchestrator.submit import SubmittedGrid, submit
-from workers.spec import Checkpoint, CheckpointRef, DocumentScore, Evaluation
+from workers.results import Checkpoint, DocumentScore, Evaluation
+from workers.spec import CheckpointRef
 
 CORPUS = "0123456789abcdef0123456789abcdef"
 LAW = (30.0, 0.3, 40.0, 0.3, 20.0, 0.25, 0.5)

@@ -24,7 +24,7 @@ from api.app import create_app
 from database.attempts import lose_attempts, renew
 from tests.api import seeding
 from tests.api.conftest import Measured, serve
-from workers.spec import TrainProgress
+from workers.results import TrainProgress
 
 CHROMIUM = Path(os.environ.get("LONGLAW_TEST_CHROMIUM", "/usr/bin/chromium"))
 HOSTILE = '<img src=x onerror="document.title=1"><b>bold</b>'

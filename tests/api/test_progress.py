@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from database.attempts import renew
 from tests.api import seeding
 from tests.api.conftest import Measured
-from workers.spec import TrainProgress
+from workers.results import TrainProgress
 
 
 def test_without_scheduler_everything_says_so(http: httpx.Client) -> None:

@@ -34,7 +34,7 @@ from tests.database.work_rows import (
     submitted,
     train,
 )
-from workers.spec import TrainProgress
+from workers.results import TrainProgress
 
 KILLED = Failure(kind="infrastructure", reason="worker-1 died", lost=True)
 RAISED = Failure(kind="user", reason="KeyError: 'x'")

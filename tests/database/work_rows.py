@@ -13,7 +13,8 @@ from database.models import Segment
 from database.work import ClaimedEvaluation, ClaimedSegment, claim_evaluation, claim_segment, promote
 from orchestrator.submit import SubmittedGrid
 from tests.orchestrator.tiny_grid import submit_tiny, tiny_document
-from workers.spec import Checkpoint, CheckpointRef, DocumentScore, Evaluation, content_hash
+from workers.results import Checkpoint, DocumentScore, Evaluation
+from workers.spec import CheckpointRef, content_hash
 
 CORPUS = "c" * 32
 LEASE_S = 60.0

@@ -26,16 +26,8 @@ from workers.key_tokens import key_mask, short_mask
 from workers.longppl import evaluate, measure, pool, pooled_error, pooled_mean, score_documents
 from workers.model import build_model
 from workers.reference_cache import KeyTokens, key_tokens
-from workers.spec import (
-    Chunking,
-    ChunkingMode,
-    DocumentScore,
-    Evaluation,
-    EvaluationRun,
-    ObservationRule,
-    Snapshot,
-    StoredCheckpoint,
-)
+from workers.results import DocumentScore, Evaluation
+from workers.spec import Chunking, ChunkingMode, EvaluationRun, ObservationRule, Snapshot, StoredCheckpoint
 from workers.token_losses import full_losses, local_losses
 
 

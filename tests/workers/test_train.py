@@ -28,16 +28,8 @@ from workers.errors import (
     SegmentRunError,
 )
 from workers.model import build_model, load_weights
-from workers.spec import (
-    Checkpoint,
-    CheckpointRef,
-    OptimizerState,
-    Segment,
-    SegmentRun,
-    StoredCheckpoint,
-    TrainProgress,
-    steps_for,
-)
+from workers.results import Checkpoint, TrainProgress
+from workers.spec import CheckpointRef, OptimizerState, Segment, SegmentRun, StoredCheckpoint, steps_for
 from workers.train import NextTokenLoss, train
 
 
