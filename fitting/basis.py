@@ -32,6 +32,7 @@ class Basis:
         stages: logarithms of the two parts of the term that has a rate (n x 2); None without one.
         linear: positions of what the law is linear in: amplitudes, then products, then the constant.
         nonlinear: positions of the exponents, then of the rate if there is one.
+        across: L with the rows last, as all columns have them (terms x n).
     """
 
     centre: FloatArray
@@ -40,6 +41,7 @@ class Basis:
     stages: FloatArray | None = None
     linear: list[int] = field(init=False)
     nonlinear: list[int] = field(init=False)
+    across: FloatArray = field(init=False)
 
     @classmethod
     def of(cls, sizes: FloatArray, varied: NDArray[np.bool_], law: Law = LONG_CONTEXT) -> "Basis":
@@ -70,6 +72,7 @@ class Basis:
         rates = [term.rate for term in law.terms if term.rate is not None]
         object.__setattr__(self, "linear", amplitudes + products + constant)
         object.__setattr__(self, "nonlinear", [term.exponent for term in law.terms] + rates)
+        object.__setattr__(self, "across", np.ascontiguousarray(self.logs.T))
 
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray]:
@@ -83,9 +86,9 @@ class Basis:
 
     def _logs(self, nonlinear: FloatArray) -> FloatArray:
         if self.stages is None:
-            return self.logs.T
+            return self.across
         logs = np.empty((*nonlinear.shape[:-1], len(self.law.terms), len(self.logs)))
-        logs[:] = self.logs.T
+        logs[:] = self.across
         if self.logs[:, -1].any():
             logs[..., -1, :] = self._rated(nonlinear) - self.centre[-1]
         return logs

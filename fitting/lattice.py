@@ -1,7 +1,7 @@
 """Where descents start: a lattice of exponents with the linear part solved at each point.
 
-A column of the law depends on an exponent or two, so a lattice has few different columns. Their Gram matrix is linear in
-the weights of the rows and holds that of every lattice point: one matrix product gives all points for all sets of
+A column of the law depends on an exponent or two, so a lattice has few different columns. Their Gram matrix is linear
+in the weights of the rows and holds that of every lattice point: one matrix product gives all points for all sets of
 weights.
 """
 

@@ -62,11 +62,10 @@ class _State:
         self.objective = objective
         self._part()
         self.q = np.clip(nonlinear, self.low, self.high)
-        self.b = np.zeros((len(nonlinear), len(self.linear)))
         self.damping = np.full(len(nonlinear), 1e-4)
         # the first residuals are those of a least-squares fit
         self.residual = np.zeros((len(nonlinear), self.weights.shape[1]))
-        self.columns, self.b, self.residual, self.values = self._resolve(self.q, self.residual)
+        self.columns, self.b, self.residual, self.values = self._resolve(self.q, self._curvature())
 
     def _part(self) -> None:
         objective = self.objective
@@ -88,91 +87,97 @@ class _State:
 
     def step(self, arrived: float) -> NDArray[np.bool_]:
         """One step for every problem; which of them have arrived."""
-        slopes = self.objective.basis.slopes(self.q, self.b, self.columns)
-        columns = self.columns
-        if self.scale is not None:
-            columns, slopes = columns * self._scaled(), slopes * self._scaled()
-        curvature = self.weights * _irls(self.residual, self.objective.huber_delta)
-        size = slopes.shape[1]
-        both = np.concatenate([slopes, columns], axis=1)
-        weighted = both * curvature[:, None, :]
-        normal = weighted @ np.swapaxes(both, 1, 2)
-        gradient = (weighted @ self.residual[:, :, None])[:, :, 0]
-        # at the best linear part its gradient vanishes, up to the reweighting
-        active = self.usable & ((self.b > 0) | ~self.signed)
-        inner, cross, rest = normal[:, size:, size:], normal[:, size:, :size], gradient[:, size:, None]
-        diagonal = np.arange(inner.shape[1])
-        if not active.all():
-            kept = np.where(active, 1.0, 0.0)
-            inner = inner * kept[:, :, None] * kept[:, None, :]
-            inner[:, diagonal, diagonal] += 1.0 - kept
-            cross, rest = cross * kept[:, :, None], rest * kept[:, :, None]
-        inner[:, diagonal, diagonal] *= 1.0 + 1e-14
-        right = np.concatenate([cross, rest], axis=2)
-        projected = np.swapaxes(right, 1, 2) @ np.linalg.solve(inner, right)
-        reduced = normal[:, :size, :size] - projected[:, :size, :size]
-        pull = gradient[:, :size] - projected[:, :size, size]
+        curvature = self._curvature()
+        reduced, pull = self._projected(curvature)
         if self.objective.strength > 0:
             excess = np.maximum(self.q - self.references, 0.0)
             pull = pull + self.objective.strength * excess
-            outer = np.arange(size)
-            reduced[:, outer, outer] += self.objective.strength * (excess > 0)
-
+            _diagonal(reduced)[:] += self.objective.strength * (excess > 0)
         step, decrement = self._damped(reduced, pull)
-        trial = np.clip(self.q + step, self.low, self.high)
-        columns, b, residual, values = self._resolve(trial, self.residual)
+        trial = np.minimum(np.maximum(self.q + step, self.low), self.high)
+        columns, b, residual, values = self._resolve(trial, curvature)
         better = values < self.values
-        self.q[better], self.b[better], self.columns[better] = trial[better], b[better], columns[better]
-        self.residual[better], self.values[better] = residual[better], values[better]
-        self.damping = np.where(better, np.maximum(self.damping / 8, 1e-9), self.damping * 6)
-        self.damping = np.where(~better & (self.damping < 1e-3), 1e-3, self.damping)
+        if better.all():
+            self.q, self.b, self.columns, self.residual, self.values = trial, b, columns, residual, values
+        else:
+            self.q[better], self.b[better], self.columns[better] = trial[better], b[better], columns[better]
+            self.residual[better], self.values[better] = residual[better], values[better]
+        self.damping = np.where(better, np.maximum(self.damping / 8, 1e-9), np.maximum(self.damping * 6, 1e-3))
         small = decrement <= arrived * self.values + 1e-30 * self.weights.sum(axis=1)
         done: NDArray[np.bool_] = small | (self.damping > _LARGEST_DAMPING)
         return done
 
+    def _projected(self, curvature: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Gauss-Newton matrix (R x p x p) and gradient (R x p) of the exponents, the linear part projected out."""
+        slopes, columns = self.objective.basis.slopes(self.q, self.b, self.columns), self.columns
+        if self.scale is not None:
+            columns, slopes = columns * self._scaled(), slopes * self._scaled()
+        size = columns.shape[1]
+        # inner products of columns, then of slopes, with columns, slopes and residual
+        normal = _products([columns, slopes, self.residual[:, None, :]], curvature)[:, :-1]
+        inner, cross = normal[:, :size, :size], normal[:, :size, size:]
+        # at the best linear part its gradient vanishes, up to the reweighting
+        active = self.usable & ((self.b > 0) | ~self.signed)
+        if not active.all():
+            kept = np.where(active, 1.0, 0.0)
+            inner, cross = inner * kept[:, :, None] * kept[:, None, :], cross * kept[:, :, None]
+            _diagonal(inner)[:] += 1.0 - kept
+        _diagonal(inner)[:] *= 1.0 + 1e-14
+        rest = normal[:, size:, size:] - cross[:, :, :-1].swapaxes(1, 2) @ np.linalg.solve(inner, cross)
+        return rest[:, :, :-1], rest[:, :, -1]
+
     def _damped(self, reduced: FloatArray, pull: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The damped step of the coordinates that are free to move, and how much it promises."""
-        diagonal = np.arange(reduced.shape[1])
-        own = np.maximum(reduced[:, diagonal, diagonal], 0.0)
-        blocked = ((self.q <= self.low) & (pull > 0)) | ((self.q >= self.high) & (pull < 0))
-        free = self.movable & (own > 0) & ~blocked
-        kept = np.where(free, 1.0, 0.0)
-        scale = np.where(free, np.sqrt(own), 1.0)
-        matrix = reduced * kept[:, :, None] * kept[:, None, :] / (scale[:, :, None] * scale[:, None, :])
-        matrix[:, diagonal, diagonal] = 1.0 + self.damping[:, None] + 1e-12
-        right = pull * kept / scale
+        own = _diagonal(reduced)
+        free = self.movable & (own > 0)
+        free &= ((self.q > self.low) | (pull <= 0)) & ((self.q < self.high) | (pull >= 0))
+        scale = free / np.sqrt(np.maximum(own, 1e-300))
+        matrix = reduced * scale[:, :, None] * scale[:, None, :]
+        _diagonal(matrix)[:] = 1.0 + self.damping[:, None] + 1e-12
+        right = pull * scale
         step = np.linalg.solve(matrix, right[:, :, None])[:, :, 0]
-        decrement: FloatArray = np.einsum("rp,rp->r", step, right)
-        return -step / scale, np.abs(decrement)
+        decrement: FloatArray = (step * right).sum(axis=1)
+        return -step * scale, np.abs(decrement)
 
-    def _resolve(self, q: FloatArray, residual: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    def _resolve(self, q: FloatArray, curvature: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """The best linear part at q: the law's columns there, their coefficients, residuals, objective."""
         delta = self.objective.huber_delta
         design = columns = self.objective.basis.design(q)
-        target = self.target
+        target = np.broadcast_to(self.target, curvature.shape)
         if self.scale is not None:
             columns, target = columns * self._scaled(), target * self.scale
-        values = np.full(len(q), np.inf)
         for _ in range(_MAX_REWEIGHTINGS):
-            weighted = columns * (self.weights * _irls(residual, delta))[:, None, :]
-            b = solve_normal(
-                weighted @ np.swapaxes(columns, 1, 2),
-                (weighted @ target[..., None])[..., 0],
-                signed=self.signed,
-                usable=self.usable,
-            )
-            bent = np.abs(residual) > delta
+            normal = _products([columns, target[:, None, :]], curvature)
+            b = solve_normal(normal[:, :-1, :-1], normal[:, :-1, -1], signed=self.signed, usable=self.usable)
             residual = (b[:, None, :] @ columns)[:, 0, :] - target
-            if not (bent | (np.abs(residual) > delta)).any():
+            reweighted = _irls(residual, delta) * self.weights
+            if (reweighted == curvature).all():
                 break
+            curvature = reweighted
         values = self.objective.data_loss(residual)
         if self.objective.strength > 0:
             values = values + 0.5 * self.objective.strength * (np.maximum(q - self.references, 0.0) ** 2).sum(axis=1)
         return design, b, residual, values
 
+    def _curvature(self) -> FloatArray:
+        return _irls(self.residual, self.objective.huber_delta) * self.weights
+
     def _scaled(self) -> FloatArray:
         assert self.scale is not None
         return self.scale[:, None, :] if self.scale.ndim == 2 else self.scale
+
+
+def _products(parts: list[FloatArray], weights: FloatArray) -> FloatArray:
+    """Weighted products of all rows of all parts, laid on top of one another (each R x something x n)."""
+    rows = np.concatenate(parts, axis=1)
+    # a copy with the rows last makes this product three times faster
+    return (rows * weights[:, None, :]) @ np.ascontiguousarray(rows.swapaxes(1, 2))
+
+
+def _diagonal(matrices: FloatArray) -> FloatArray:
+    """A view of the diagonals (R x k)."""
+    view: FloatArray = np.einsum("rkk->rk", matrices)
+    return view
 
 
 def _irls(residuals: FloatArray, delta: float) -> FloatArray:
