@@ -3,7 +3,8 @@
     <store>/checkpoints/<segment id>/<step, 12 digits>/
         model.safetensors      weights under their Hugging Face names; a tied head is not stored twice
         config.json            the Hugging Face config of the model
-        optimizer.safetensors  <weight>.exp_avg and <weight>.exp_avg_sq of AdamW, and `step`, its count of updates
+        optimizer.safetensors  <weight>.exp_avg and <weight>.exp_avg_sq of AdamW, `step`, its count of updates, and
+                           <weight>.momentum_buffer of Muon
         state.json             segment, step, tokens, the next sequence and the key of all random choices
         manifest.json          size and SHA-256 of each file above; its own SHA-256 is the checkpoint's digest
 
@@ -19,16 +20,16 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
+from workers import checkpoint_content
+from workers.checkpoint_content import CheckpointContent, capture, read_tensors, save_content
 from workers.errors import (
     CheckpointConflictError,
     CheckpointCorruptError,
@@ -112,26 +113,22 @@ def read_state(folder: Path) -> CheckpointState:
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Names and weights of a verified folder, one tensor at a time, on the CPU."""
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - the handle is no dict
-            yield name, file.get_tensor(name)
+    return read_tensors(folder / WEIGHTS)
 
 
-def restore_optimizer(folder: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer) -> None:
-    """Gives AdamW the moments of a verified folder, each on its parameter's device."""
-    with safe_open(folder / OPTIMIZER, framework="pt") as file:
-        step = file.get_tensor("step")
-        for name, parameter in model.named_parameters():
-            optimizer.state[parameter] = {
-                "step": step.clone().to(parameter.device),
-                "exp_avg": file.get_tensor(f"{name}.exp_avg").to(parameter.device),
-                "exp_avg_sq": file.get_tensor(f"{name}.exp_avg_sq").to(parameter.device),
-            }
+def restore_optimizers(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Gives the optimizers the state that a verified folder holds of their parameters."""
+    checkpoint_content.restore_optimizers(folder / OPTIMIZER, model, optimizers)
 
 
 def write(
-    store: Path, segment: Segment, step: int, *, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer
+    store: Path, segment: Segment, step: int, *, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[StoredCheckpoint, int]:
+    """Saves the model as it is now; see `write_content`."""
+    return write_content(store, segment, step, capture(model, optimizers))
+
+
+def write_content(store: Path, segment: Segment, step: int, content: CheckpointContent) -> tuple[StoredCheckpoint, int]:
     """Saves a checkpoint after `step` updates of a segment; returns it with its size in bytes once it is durable.
 
     A valid checkpoint with the same content is left as it is; a damaged one is replaced.
@@ -146,7 +143,7 @@ def write(
     try:
         _make_durable_folder(home.parent)
         building.mkdir()
-        _write_files(building, segment, step, model, optimizer)
+        _write_files(building, segment, step, content)
         digest = _seal(building)
         size_bytes = sum(file.stat().st_size for file in building.iterdir())
         _settle(building, home, digest)
@@ -165,21 +162,9 @@ def remove_unfinished(store: Path, segment: str) -> None:
         shutil.rmtree(path)
 
 
-def _write_files(
-    folder: Path, segment: Segment, step: int, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer
-) -> None:
-    parameters = dict(model.named_parameters())
-    save_file({name: parameter.detach() for name, parameter in parameters.items()}, folder / WEIGHTS, {"format": "pt"})
-    moments: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
-        held = optimizer.state[parameter]
-        moments["step"] = held["step"]  # one count: every update moves every parameter
-        moments[f"{name}.exp_avg"] = held["exp_avg"]
-        moments[f"{name}.exp_avg_sq"] = held["exp_avg_sq"]
-    save_file(moments, folder / OPTIMIZER)
-    config = model.config.to_diff_dict()
-    config.pop("transformers_version", None)  # the library's version does not change what the weights are
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def _write_files(folder: Path, segment: Segment, step: int, content: CheckpointContent) -> None:
+    save_content(content, weights=folder / WEIGHTS, moments=folder / OPTIMIZER)
+    (folder / CONFIG).write_text(json.dumps(content.config, indent=2, sort_keys=True) + "\n")
     state = {
         "format": FORMAT,
         "segment": segment,

@@ -90,7 +90,7 @@ def train(
     # The optimizer stays plain: accelerate's wrapper serves scaled half precision, and costs a millisecond an update.
     optimizer = _optimizer(model, stage.optimizer)
     if folder is not None and _carries_optimizer(run):
-        checkpoint.restore_optimizer(folder, model, optimizer)
+        checkpoint.restore_optimizers(folder, model, (optimizer,))
     parameters = list(model.parameters())
     loss_of.train()
 
@@ -117,7 +117,7 @@ def train(
         progress.report(done, losses[-1], rate)
         scheduled = done in run.save_steps
         if scheduled or (run.recovery_every_steps and done % run.recovery_every_steps == 0):
-            stored, size_bytes = checkpoint.write(store, segment, done, model=model, optimizer=optimizer)
+            stored, size_bytes = checkpoint.write(store, segment, done, model=model, optimizers=(optimizer,))
             yield Checkpoint(
                 ref=stored.ref,
                 path=stored.path,

@@ -33,7 +33,7 @@ def write_for_ever(store: Path, segment: Segment) -> None:
     step = 0
     while True:
         step += 1
-        checkpoint.write(store, segment, step, model=model, optimizer=optimizer)
+        checkpoint.write(store, segment, step, model=model, optimizers=(optimizer,))
 
 
 def train_run(run: SegmentRun, store: Path) -> None:
@@ -55,7 +55,7 @@ def fill_small_store(store: Path, segment: Segment) -> None:
     while True:
         step = len(saved) + 1
         try:
-            saved.append(checkpoint.write(store, segment, step, model=model, optimizer=optimizer)[0])
+            saved.append(checkpoint.write(store, segment, step, model=model, optimizers=(optimizer,))[0])
         except StoreFullError:
             break
     assert saved
@@ -63,7 +63,7 @@ def fill_small_store(store: Path, segment: Segment) -> None:
     for stored in saved:
         checkpoint.verify(store, stored)
     ballast.unlink()
-    checkpoint.verify(store, checkpoint.write(store, segment, step, model=model, optimizer=optimizer)[0])
+    checkpoint.verify(store, checkpoint.write(store, segment, step, model=model, optimizers=(optimizer,))[0])
 
 
 def _mount_small(folder: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from tests.workers.child_processes import NOT_PERMITTED, fill_small_store, fork_server, write_for_ever
 from tests.workers.tiny_training import SHAPE, segment_of, short_stage, trained
 from workers import checkpoint
+from workers.checkpoint_content import CONVOLVED_TYPE
 from workers.errors import CheckpointConflictError, CheckpointCorruptError, CheckpointMissingError
 from workers.model import built_rope_base, load_weights
 from workers.spec import CheckpointRef, Segment, StoredCheckpoint
@@ -24,7 +25,7 @@ SEGMENT = segment_of("short_trunk", short_stage("corpus"))
 
 def written(store: Path, step: int = 1, *, segment: Segment = SEGMENT, seed: int = 0) -> StoredCheckpoint:
     model, optimizer = trained(segment.shape, seed=seed)
-    stored, size_bytes = checkpoint.write(store, segment, step, model=model, optimizer=optimizer)
+    stored, size_bytes = checkpoint.write(store, segment, step, model=model, optimizers=(optimizer,))
     assert size_bytes == sum(file.stat().st_size for file in (store / stored.path).iterdir())
     return stored
 
@@ -55,11 +56,11 @@ def test_equal_training_gives_equal_digests_wherever_and_whenever(tmp_path: Path
 
 def test_read_weights_and_moments_equal_the_written_ones(tmp_path: Path) -> None:
     model, optimizer = trained()
-    stored, _ = checkpoint.write(tmp_path, SEGMENT, 1, model=model, optimizer=optimizer)
+    stored, _ = checkpoint.write(tmp_path, SEGMENT, 1, model=model, optimizers=(optimizer,))
     folder = checkpoint.verify(tmp_path, stored)
     other, other_optimizer = trained(seed=9)
     load_weights(other, checkpoint.read_weights(folder))
-    checkpoint.restore_optimizer(folder, other, other_optimizer)
+    checkpoint.restore_optimizers(folder, other, (other_optimizer,))
     pairs = list(zip(model.parameters(), other.parameters(), strict=True))
     for mine, theirs in pairs:
         assert torch.equal(mine, theirs)
@@ -67,12 +68,20 @@ def test_read_weights_and_moments_equal_the_written_ones(tmp_path: Path) -> None
             assert torch.equal(value, other_optimizer.state[theirs][name]), name
 
 
+def test_checkpoint_of_a_convolved_model_is_refused_where_its_convolutions_would_be_lost(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    stored, _ = checkpoint.write(tmp_path, SEGMENT, 1, model=model, optimizers=(optimizer,))
+    with pytest.raises(ValueError, match=CONVOLVED_TYPE):
+        AutoModelForCausalLM.from_pretrained(tmp_path / stored.path)
+
+
 def test_checkpoint_of_a_plain_model_opens_in_hugging_face_with_its_tied_head(tmp_path: Path) -> None:
     """B41: the head, absent from the file, follows the embedding and nothing is newly initialised."""
     segment = dataclasses.replace(SEGMENT, shape=dataclasses.replace(SHAPE, qk_conv_kernel=0))
     model, optimizer = trained(segment.shape)
-    stored, _ = checkpoint.write(tmp_path, segment, 1, model=model, optimizer=optimizer)
-    opened, report = LlamaForCausalLM.from_pretrained(tmp_path / stored.path, output_loading_info=True)
+    stored, _ = checkpoint.write(tmp_path, segment, 1, model=model, optimizers=(optimizer,))
+    opened, report = AutoModelForCausalLM.from_pretrained(tmp_path / stored.path, output_loading_info=True)
+    assert isinstance(opened, LlamaForCausalLM)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert opened.lm_head.weight.data_ptr() == opened.model.embed_tokens.weight.data_ptr()
     assert built_rope_base(opened) == pytest.approx(1e4, rel=1e-5)
@@ -85,7 +94,7 @@ def test_list_is_numeric_and_complete(tmp_path: Path) -> None:
     """B27: 10,000 is newer than 9,900."""
     model, optimizer = trained()
     for step in (10_000, 9_900, 900, 100_000):
-        checkpoint.write(tmp_path, SEGMENT, step, model=model, optimizer=optimizer)
+        checkpoint.write(tmp_path, SEGMENT, step, model=model, optimizers=(optimizer,))
     refs = checkpoint.list_checkpoints(tmp_path, SEGMENT.id)
     assert [ref.step for ref in refs] == [900, 9_900, 10_000, 100_000]
     assert checkpoint.list_checkpoints(tmp_path, "0" * 32) == ()

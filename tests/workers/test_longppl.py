@@ -291,7 +291,7 @@ def saved_checkpoints(store: Path, corpus: Corpus, seeds: tuple[int, ...]) -> tu
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
         model(input_ids=torch.arange(8)[None]).logits.sum().backward()
         optimizer.step()
-        saved.append(checkpoint.write(store, segment, index * 10, model=model, optimizer=optimizer)[0])
+        saved.append(checkpoint.write(store, segment, index * 10, model=model, optimizers=(optimizer,))[0])
     return tuple(saved)
 
 
