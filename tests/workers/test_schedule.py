@@ -8,14 +8,14 @@ import pytest
 
 from tests.workers.tiny_training import long_stage, segment_of, short_stage
 from workers.schedule import learning_rate
-from workers.spec import CheckpointRef, Segment, SegmentKind
+from workers.spec import CheckpointRef, DecayShape, Segment, SegmentKind
 
 SHORT = short_stage("corpus")
 TRUNK_POINT = CheckpointRef(segment="trunk", step=80)
 
 
-def decay(horizon_steps: int, final_rate_ratio: float = 0.25) -> Segment:
-    stage = dataclasses.replace(SHORT, final_rate_ratio=final_rate_ratio)
+def decay(horizon_steps: int, final_rate_ratio: float = 0.25, shape: DecayShape = "linear") -> Segment:
+    stage = dataclasses.replace(SHORT, final_rate_ratio=final_rate_ratio, decay_shape=shape)
     return segment_of("short_decay", stage, parent=TRUNK_POINT, horizon_steps=horizon_steps)
 
 
@@ -31,11 +31,28 @@ def test_decay_falls_linearly_and_ends_exactly_at_the_floor() -> None:
     assert rates[-1] == SHORT.end_rate
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("linear", {0: 0.95, 4: 0.75, 9: 0.5, 14: 0.25, 18: 0.05, 19: 0.0}),
+        ("one_sqrt", {0: 0.776393, 4: 0.5, 9: 0.292893, 14: 0.133975, 18: 0.025321, 19: 0.0}),
+        ("cosine", {0: 0.993844, 4: 0.853553, 9: 0.5, 14: 0.146447, 19: 0.0}),
+    ],
+)
+def test_shapes_of_a_decay_over_the_last_fifth_of_a_hundred_updates(
+    shape: DecayShape, expected: dict[int, float]
+) -> None:
+    """The curves of Hägele et al. (2405.18392) at their updates 81, 85, 90, ..., which are our 0, 4, 9, ... of twenty."""
+    stage = dataclasses.replace(SHORT, final_rate_ratio=0.0, decay_shape=shape, peak_rate=1.0)
+    segment = segment_of("short_decay", stage, parent=TRUNK_POINT, horizon_steps=20)
+    assert {step: learning_rate(segment, step) for step in expected} == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.25, 1 / 3, 1.0])
-@pytest.mark.parametrize("horizon", [1, 3, 7, 1000])
-def test_decay_never_leaves_the_range_between_peak_and_floor(horizon: int, ratio: float) -> None:
+@pytest.mark.parametrize(("horizon", "shape"), [(1, "linear"), (3, "cosine"), (7, "one_sqrt"), (1000, "linear")])
+def test_decay_never_leaves_the_range_between_peak_and_floor(horizon: int, shape: DecayShape, ratio: float) -> None:
     """B13: past its end the rate neither falls below the floor nor turns negative."""
-    segment = decay(horizon, ratio)
+    segment = decay(horizon, ratio, shape)
     floor = SHORT.peak_rate * ratio
     rates = [learning_rate(segment, step) for step in range(3 * horizon)]
     assert all(floor <= rate <= SHORT.peak_rate for rate in rates)
@@ -72,6 +89,28 @@ def test_linear_decay_of_the_long_stage_ends_at_its_share_of_the_start_rate() ->
     assert rates[-1] == 0.0025 * 0.1
 
 
+@pytest.mark.parametrize("shape", ["linear", "one_sqrt", "cosine"])
+def test_one_decay_runs_through_sub_phases_of_other_lengths_without_a_reset(shape: DecayShape) -> None:
+    stage = dataclasses.replace(long_stage("corpus", final_rate_ratio=0.1), decay_shape=shape, warmup_steps=6)
+    whole = segment_of("long_linear_decay", stage, horizon_steps=12)
+    longer = dataclasses.replace(stage, seq_len=2 * stage.seq_len, rope_base=1e6)
+    phases = [
+        (dataclasses.replace(whole, stage=stage), 4),
+        (dataclasses.replace(whole, stage=longer, stage_offset_steps=4), 5),
+        (dataclasses.replace(whole, stage=stage, stage_offset_steps=9), 3),
+    ]
+    in_phases = [learning_rate(phase, step) for phase, steps in phases for step in range(steps)]
+    assert in_phases == [learning_rate(whole, step) for step in range(12)]
+    assert in_phases[-1] == stage.start_rate * 0.1
+
+
+def test_follow_up_decays_over_its_horizon_and_is_constant_without_one() -> None:
+    stage = dataclasses.replace(long_stage("corpus", final_rate_ratio=0.01), warmup_steps=0)
+    rates = [learning_rate(segment_of("follow_up", stage, horizon_steps=4), step) for step in range(4)]
+    assert rates == pytest.approx([0.0025 * (1 - 0.99 * done) for done in (0.25, 0.5, 0.75, 1.0)])
+    assert {learning_rate(segment_of("follow_up", stage), step) for step in (0, 10**6)} == {0.0025}
+
+
 def test_resumed_run_reads_the_same_curve() -> None:
     """B15: warm-up 100, resumed at 150 and twice more; there is no state that could restart."""
     trunk = segment_of("short_trunk", dataclasses.replace(SHORT, warmup_steps=100))
@@ -89,6 +128,7 @@ def test_resumed_run_reads_the_same_curve() -> None:
         ("short_decay", True, None),
         ("short_decay", True, 0),
         ("long_linear_decay", False, None),
+        ("follow_up", True, None),
     ],
 )
 def test_schedule_that_does_not_fit_its_stage_is_refused(
