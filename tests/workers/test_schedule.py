@@ -42,7 +42,7 @@ def test_decay_falls_linearly_and_ends_exactly_at_the_floor() -> None:
 def test_shapes_of_a_decay_over_the_last_fifth_of_a_hundred_updates(
     shape: DecayShape, expected: dict[int, float]
 ) -> None:
-    """The curves of Hägele et al. (2405.18392) at their updates 81, 85, 90, ..., which are our 0, 4, 9, ... of twenty."""
+    """The curves of Hägele et al. (2405.18392): their updates 81, 85, 90, ... of 100 are our 0, 4, 9, ... of 20."""
     stage = dataclasses.replace(SHORT, final_rate_ratio=0.0, decay_shape=shape, peak_rate=1.0)
     segment = segment_of("short_decay", stage, parent=TRUNK_POINT, horizon_steps=20)
     assert {step: learning_rate(segment, step) for step in expected} == pytest.approx(expected, abs=1e-6)
