@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from workers import checkpoint_content
+from workers import checkpoint_content, mirror
 from workers.checkpoint_content import CheckpointContent, capture, read_tensors, save_content
 from workers.errors import (
     CheckpointConflictError,
@@ -85,6 +85,7 @@ def find(store: Path, ref: CheckpointRef) -> StoredCheckpoint:
         CheckpointMissingError: if there is none.
     """
     path = relative_path(ref)
+    mirror.fetch(store, path)
     return StoredCheckpoint(ref=ref, path=path, digest=hashlib.sha256(_manifest(store / path)).hexdigest())
 
 
@@ -96,7 +97,8 @@ def verify(store: Path, stored: StoredCheckpoint) -> Path:
         CheckpointCorruptError: if it is not what the digest says.
     """
     folder = store / stored.path
-    digest = _digest(folder)
+    mirror.fetch(store, stored.path)
+    digest = _digest_or_refetch(store, stored)
     if digest != stored.digest:
         raise CheckpointCorruptError(f"{folder} has digest {digest}, {stored.digest} was expected")
     if read_state(folder).ref != stored.ref:
@@ -135,6 +137,7 @@ def write_content(store: Path, segment: Segment, step: int, content: CheckpointC
 
     Raises:
         StoreFullError: if the store has no space; what was written is gone again.
+        StoreError: if the store lies at a URL that cannot be written.
         CheckpointConflictError: if a valid checkpoint with another content is there.
     """
     ref = CheckpointRef(segment=segment.id, step=step)
@@ -147,6 +150,7 @@ def write_content(store: Path, segment: Segment, step: int, content: CheckpointC
         digest = _seal(building)
         size_bytes = sum(file.stat().st_size for file in building.iterdir())
         _settle(building, home, digest)
+        _publish(store, relative_path(ref), digest)
     except (OSError, SafetensorError) as error:
         if _is_full(error):
             raise StoreFullError(f"no space left in {store} for step {step} of segment {segment.id}") from error
@@ -207,10 +211,7 @@ def _settle(building: Path, home: Path, digest: str) -> None:
             continue
         if existing == digest:
             break
-        raise CheckpointConflictError(
-            f"{home} is a valid checkpoint with digest {existing}, but this attempt arrived at {digest}: the same"
-            " training gave two results (another device, library version or number of threads?)"
-        )
+        raise CheckpointConflictError(_conflict(home, existing, digest))
     _fsync(home.parent)
 
 
@@ -225,6 +226,35 @@ def _digest(folder: Path) -> str:
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
         raise CheckpointCorruptError(f"{folder} is damaged: {error}") from error
     return hashlib.sha256(manifest).hexdigest()
+
+
+def _digest_or_refetch(store: Path, stored: StoredCheckpoint) -> str:
+    """A mirror's copy that is damaged, or that another attempt left here, is fetched once more."""
+    folder = store / stored.path
+    try:
+        if (digest := _digest(folder)) == stored.digest or not mirror.is_mirror(store):
+            return digest
+    except CheckpointCorruptError:
+        if not mirror.is_mirror(store):
+            raise
+    mirror.fetch(store, stored.path, again=True)
+    return _digest(folder)
+
+
+def _publish(store: Path, relative: str, digest: str) -> None:
+    """Sends a checkpoint to where the store lies, unless it is there; another content under its name is a conflict."""
+    there = mirror.published_manifest(store, relative)
+    if there is None:
+        mirror.publish(store, relative)
+    elif (found := hashlib.sha256(there).hexdigest()) != digest:
+        raise CheckpointConflictError(_conflict(relative, found, digest))
+
+
+def _conflict(home: object, existing: str, digest: str) -> str:
+    return (
+        f"{home} is a valid checkpoint with digest {existing}, but this attempt arrived at {digest}: the same"
+        " training gave two results (another device, library version or number of threads?)"
+    )
 
 
 def _manifest(folder: Path) -> bytes:

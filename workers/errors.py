@@ -1,7 +1,8 @@
 """Errors of the training and measuring code.
 
 WorkerError
-├── ModelMismatchError      the built model is not the one asked for (N, RoPE base)
+├── ModelMismatchError      the built model is not the one asked for (N, RoPE base, digest)
+├── ModelMissingError       a folder holds no model that could be used
 ├── DivergedError           the loss or its gradient became NaN or infinite: the user's failure, with the step
 ├── SegmentRunError         start, steps to save and segment of a run contradict each other
 ├── CheckpointError
@@ -10,6 +11,7 @@ WorkerError
 │   └── CheckpointConflictError  a valid checkpoint with another content has the same identity
 ├── MergeError              checkpoints that do not make one model
 ├── StoreFullError          no space left while saving
+├── StoreError              a store at a URL cannot be opened, read or written
 ├── CorpusError             a corpus cannot be built, found or verified
 └── ReferenceModelError     the reference model cannot be loaded or does not fit the documents
 """
@@ -26,6 +28,10 @@ class WorkerError(Exception):
 
 class ModelMismatchError(WorkerError):
     """The model that was built differs from the specification."""
+
+
+class ModelMissingError(WorkerError):
+    """There is no model where one should be."""
 
 
 class DivergedError(WorkerError):
@@ -69,6 +75,10 @@ class MergeError(WorkerError):
 
 class StoreFullError(WorkerError):
     """The store has no space left; nothing half-written remains."""
+
+
+class StoreError(WorkerError):
+    """A store at a URL cannot be opened, read or written."""
 
 
 class CorpusError(WorkerError):
