@@ -51,6 +51,9 @@ class _Commands(LazyGroup):
         "data": LazyCommand(
             module="longlaw.data_commands", attribute="data_app", help="Build and inspect tokenized corpora."
         ),
+        "model": LazyCommand(
+            module="longlaw.model_commands", attribute="model_app", help="Bring models from elsewhere into the store."
+        ),
         "db": LazyCommand(
             module="longlaw.db_commands",
             attribute="db_app",
