@@ -122,29 +122,85 @@ class Basis:
             linear: coefficients of the columns (... x k).
             columns: the design there.
         """
-        terms, pairs = len(self.law.terms), self.law.interactions
-        shapes, logs = columns[..., :terms, :], self._logs(nonlinear)
-        exponents = nonlinear[..., :terms, None]
-        if self.law.offset is Offset.FREE:
-            powers = exponents * shapes + 1.0
-            along_exponent = logs * powers
-            along_exponent += shapes
-            along_exponent /= -exponents
-        else:
-            powers = exponents * shapes
-            along_exponent = -logs * shapes
-        gain = linear[..., :terms, None]
-        if pairs:
-            gain = np.broadcast_to(gain, shapes.shape).copy()
-            for k, (_, i, j) in enumerate(pairs, start=terms):
-                gain[..., i, :] += linear[..., k, None] * shapes[..., j, :]
-                gain[..., j, :] += linear[..., k, None] * shapes[..., i, :]
-        slopes: FloatArray = gain * along_exponent
+        terms = len(self.law.terms)
+        shapes = columns[..., :terms, :]
+        powers, first = self._bends(nonlinear, shapes)
+        gain = self._gain(linear, shapes)
+        slopes: FloatArray = gain * first
         if self.stages is None:
             return slopes
-        share = np.exp(nonlinear[..., -1:] + self.stages[:, 1] - self._rated(nonlinear))
-        along_rate = -(gain[..., -1, :] * powers[..., -1, :] * share) * self.logs[:, -1].any()
+        along_rate = -(gain[..., -1, :] * powers[..., -1, :] * self._share(nonlinear))
         return np.concatenate([slopes, along_rate[..., None, :]], axis=-2)
+
+    def curvature(self, theta: FloatArray, pull: FloatArray) -> FloatArray:
+        """Second derivatives of the law in theta (... x parameters x parameters), summed over rows with weights.
+
+        Args:
+            theta: where (... x parameters).
+            pull: the weight of each row (... x n).
+        """
+        terms = len(self.law.terms)
+        nonlinear, linear = theta[..., self.nonlinear], theta[..., self.linear]
+        shapes = self.design(nonlinear)[..., :terms, :]
+        logs, exponents = self._logs(nonlinear), nonlinear[..., :terms, None]
+        powers, first = self._bends(nonlinear, shapes)
+        gain = self._gain(linear, shapes)
+        free = self.law.offset is Offset.FREE
+        second = (logs**2 * powers - 2 * first) / exponents if free else -logs * first
+
+        def total(rows: FloatArray) -> FloatArray:
+            sums: FloatArray = (rows @ pull[..., None])[..., 0]
+            return sums
+
+        curvature = np.zeros((*theta.shape, theta.shape[-1]))
+        amplitudes, bends = self.linear[:terms], self.nonlinear[:terms]
+        curvature[..., amplitudes, bends] = curvature[..., bends, amplitudes] = total(first)
+        curvature[..., bends, bends] = total(gain * second)
+
+        def put(one: int, other: int, row: FloatArray) -> None:
+            curvature[..., one, other] = curvature[..., other, one] = total(row[..., None, :])[..., 0]
+
+        for k, (position, i, j) in enumerate(self.law.interactions, start=terms):
+            put(position, bends[i], first[..., i, :] * shapes[..., j, :])
+            put(position, bends[j], shapes[..., i, :] * first[..., j, :])
+            put(bends[i], bends[j], linear[..., k, None] * first[..., i, :] * first[..., j, :])
+        if self.stages is not None:
+            share, rate = self._share(nonlinear), self.nonlinear[-1]
+            power, exponent = powers[..., -1, :] * share, exponents[..., -1, :]
+            mixed = logs[..., -1, :] * power - (0.0 if free else shapes[..., -1, :] * share)
+            put(amplitudes[-1], rate, -power)
+            put(bends[-1], rate, gain[..., -1, :] * mixed)
+            put(rate, rate, gain[..., -1, :] * power * (exponent * share - (1 - share)))
+        return curvature
+
+    def _bends(self, nonlinear: FloatArray, shapes: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Minus the terms' derivatives in L, and their derivatives in their exponents, for unit amplitudes."""
+        logs, exponents = self._logs(nonlinear), nonlinear[..., : len(self.law.terms), None]
+        powers = exponents * shapes
+        if self.law.offset is not Offset.FREE:
+            return powers, -logs * shapes
+        powers += 1.0
+        first = logs * powers
+        first += shapes
+        first /= -exponents
+        return powers, first
+
+    def _gain(self, linear: FloatArray, shapes: FloatArray) -> FloatArray:
+        """What each term's shape is multiplied by: its amplitude and its part of the products."""
+        terms = len(self.law.terms)
+        gain = linear[..., :terms, None]
+        if self.law.interactions:
+            gain = np.broadcast_to(gain, shapes.shape).copy()
+            for k, (_, i, j) in enumerate(self.law.interactions, start=terms):
+                gain[..., i, :] += linear[..., k, None] * shapes[..., j, :]
+                gain[..., j, :] += linear[..., k, None] * shapes[..., i, :]
+        return gain
+
+    def _share(self, nonlinear: FloatArray) -> FloatArray:
+        """The derivative of the rated term's L in the logarithm of its rate (... x n); zero where L does not vary."""
+        assert self.stages is not None
+        share: FloatArray = np.exp(nonlinear[..., -1:] + self.stages[:, 1] - self._rated(nonlinear))
+        return share * self.logs[:, -1].any()
 
     def columns(self, nonlinear: FloatArray) -> FloatArray:
         """The design with one row of the result per row of the table (... x n x k)."""

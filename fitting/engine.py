@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from fitting import absolute, lattice, newton, varpro
 from fitting.basis import Basis
 from fitting.laws import Offset
+from fitting.newton import Certificate
 from fitting.objective import Objective
 from fitting.objective import huber as huber
 from fitting.values import FloatArray
 
-_IDLE_EXPONENT = 0.4
 _SEARCH_SHARE = 1e-6
 _REFIT_SHARE = 1e-4
 _SAME = 1e-6
@@ -129,13 +129,11 @@ def search(problem: Problem) -> Optimum:
     agreement = float((reached <= best * (1 + _SAME) + _rounding(problem)).mean())
     candidates = ends[_distinct(reached)]
     stepwise = target.huber_delta < 2 * left
-    candidates = newton.polish(_repeated(target, len(candidates)), candidates, stepwise=stepwise)
-    chosen = 0 if len(candidates) == 1 else np.nanargmin(_repeated(target, len(candidates)).at(candidates))
-    theta = _reconsidered(problem, target, candidates[chosen])
-    theta = _settle(problem, target, theta)
-    certificate = newton.certify(target, theta[None, :])
-    value, gradient_norm = float(certificate.value[0]), float(np.abs(certificate.gradient).max())
-    converged = bool(certificate.converged(_SEARCH_SHARE)[0])
+    polished = newton.polish(_repeated(target, len(candidates)), candidates, stepwise=stepwise)
+    end = polished[0 if len(candidates) == 1 else int(np.nanargmin(polished.value))]
+    end = _settle(problem, target, _reconsidered(problem, target, end))
+    theta, value, gradient_norm = end.theta[0], float(end.value[0]), float(np.abs(end.gradient).max())
+    converged = bool(end.converged(_SEARCH_SHARE)[0])
     if problem.huber_delta == 0:
         corner = absolute.descend(target, theta)
         theta, value, gradient_norm, converged = corner.theta, corner.value, corner.gradient_norm, corner.converged
@@ -221,15 +219,20 @@ def _solve(problem: Problem, target: Objective, start: FloatArray, *, searched: 
         better = value < reached[again]
         ends[again[better]] = other[better]
     if settled or target.log_residual or loose.huber_delta > target.huber_delta:
-        ends = newton.polish(target, ends)
-    certificate = newton.certify(target, ends)
-    converged = certificate.converged(_REFIT_SHARE) & np.isfinite(ends).all(axis=1)
-    open_ones = np.flatnonzero(~converged)
-    if len(open_ones):
-        ends[open_ones] = newton.polish(target.pick(open_ones), ends[open_ones])
-        certificate = newton.certify(target, ends)
-        converged = certificate.converged(_REFIT_SHARE) & np.isfinite(ends).all(axis=1)
-    return Refits(thetas=ends, objectives=certificate.value, converged=converged)
+        known = newton.polish(target, ends)
+    else:
+        known = newton.certify(target, ends)
+    unfinished = np.flatnonzero(~_converged(known))
+    if len(unfinished):
+        ends = known.theta.copy()
+        ends[unfinished] = newton.polish(target.pick(unfinished), ends[unfinished]).theta
+        known = newton.certify(target, ends)
+    return Refits(thetas=known.theta, objectives=known.value, converged=_converged(known))
+
+
+def _converged(known: Certificate) -> NDArray[np.bool_]:
+    converged: NDArray[np.bool_] = known.converged(_REFIT_SHARE) & np.isfinite(known.theta).all(axis=1)
+    return converged
 
 
 def _objective(problem: Problem, weights: FloatArray) -> Objective:
@@ -302,7 +305,7 @@ def _rounding(problem: Problem) -> float:
     return float(problem.weights.sum() * (1e-13 * scale) ** 2)
 
 
-def _reconsidered(problem: Problem, target: Objective, theta: FloatArray) -> FloatArray:
+def _reconsidered(problem: Problem, target: Objective, end: Certificate) -> Certificate:
     """The point, or a better one in which a term is present that it lacks.
 
     An absent term's exponent says nothing of others: where adding the term at one of them lowers the objective, a
@@ -310,42 +313,43 @@ def _reconsidered(problem: Problem, target: Objective, theta: FloatArray) -> Flo
     """
     basis = problem.basis
     for term in basis.law.terms:
-        if theta[term.amplitude] > 0 or not problem.usable[term.amplitude]:
+        if end.theta[0, term.amplitude] > 0 or not problem.usable[term.amplitude]:
             continue
-        trials = np.repeat(theta[None, :], _TRIALS, axis=0)
+        trials = np.repeat(end.theta, _TRIALS, axis=0)
         trials[:, term.exponent] = np.geomspace(problem.lower[term.exponent], problem.upper[term.exponent], _TRIALS)
         slopes = newton.slopes(_repeated(target, _TRIALS), trials)[:, term.amplitude]
         steepest = int(np.argmin(slopes))
         if slopes[steepest] >= 0:
             continue
         start = trials[steepest : steepest + 1]
-        end = newton.polish(target, varpro.descend(target, start, arrived=_REFIT_ARRIVED)[0])
-        if target.at(end)[0] < target.at(theta[None, :])[0]:
-            theta = end[0]
-    return theta
+        other = newton.polish(target, varpro.descend(target, start, arrived=_REFIT_ARRIVED)[0])
+        if other.value[0] < end.value[0]:
+            end = other
+    return end
 
 
-def _settle(problem: Problem, target: Objective, theta: FloatArray) -> FloatArray:
+def _settle(problem: Problem, target: Objective, end: Certificate) -> Certificate:
     """Terms that contribute no more than rounding put to zero, all together or one by one, where that costs nothing."""
     law, basis = problem.basis.law, problem.basis
+    theta, value = end.theta[0], float(end.value[0])
     columns = np.abs(basis.design(theta[basis.nonlinear])).max(axis=-1)
     effect = dict(zip(basis.linear, theta[basis.linear] * columns, strict=True))
     negligible = 1e-6 * float(np.abs(problem.log_longppl).max())
     tiny = [term.amplitude for term in law.terms if 0 < effect[term.amplitude] < negligible]
     if law.interactions or not tiny:
-        return theta
-    best, value = theta, float(target.at(theta[None, :])[0])
+        return end
     for group in (tiny, *([k] for k in tiny)):
         usable = target.usable.copy()
-        start = best.copy()
+        start = end.theta.copy()
         for k in group:
             usable[k] = usable[k + 1] = False
-            start[k] = 0.0
-        settled = newton.polish(replace(target, usable=usable), start[None, :])
-        reached = float(target.at(settled)[0])
-        if reached <= value * (1 + 1e-12) + _rounding(problem):
-            best, value = settled[0], reached
-    return best
+            start[0, k] = 0.0
+        settled = newton.polish(replace(target, usable=usable), start)
+        if settled.value[0] <= value * (1 + 1e-12) + _rounding(problem):
+            # the gradient of the terms put to zero counts too
+            end = newton.certify(target, settled.theta)
+            value = float(end.value[0])
+    return end
 
 
 def _condition(problem: Problem, theta: FloatArray) -> float:

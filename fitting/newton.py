@@ -15,7 +15,6 @@ from fitting.values import FloatArray
 _MAX_ITERATIONS = 60
 _MAX_DAMPING = 1e6
 _NULL = 1e-11
-_DIFFERENCE = 1e-5
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -24,12 +23,14 @@ class Certificate:
     """What is known of R points.
 
     Attributes:
+        theta: the points (R x P).
         value: the objective (R).
         gradient: its gradient, zero where a component only pushes against a bound or has no effect (R x P).
         size: what each component would be if all rows pulled one way: the scale to judge it by (R x P).
         noise: what rounding alone may leave of it (R x P).
     """
 
+    theta: FloatArray
     value: FloatArray
     gradient: FloatArray
     size: FloatArray
@@ -39,6 +40,9 @@ class Certificate:
         """Where every component is below this share of its size, or rounding (R)."""
         small: NDArray[np.bool_] = np.all(np.abs(self.gradient) <= share * self.size + 100 * self.noise, axis=1)
         return small
+
+    def __getitem__(self, k: int) -> "Certificate":
+        return Certificate(**{name: getattr(self, name)[k : k + 1] for name in self.__slots__})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,38 +60,38 @@ class _Point:
     def pick(self, chosen: NDArray[np.bool_]) -> "_Point":
         return _Point(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
-    def put(self, chosen: NDArray[np.bool_], other: "_Point") -> None:
+    def put(self, where: NDArray[np.bool_] | NDArray[np.intp], other: "_Point") -> None:
         for name in self.__slots__:
-            getattr(self, name)[chosen] = getattr(other, name)[chosen]
+            getattr(self, name)[where] = getattr(other, name)
 
 
 def certify(objective: Objective, thetas: FloatArray) -> Certificate:
     """Objective and gradient at the points (R x P)."""
-    point = _evaluate(objective, thetas)
-    return Certificate(
-        value=point.value,
-        gradient=np.where(point.free, point.gradient, 0.0),
-        size=point.size,
-        noise=point.noise,
-    )
+    return _certificate(_evaluate(objective, thetas))
 
 
 def slopes(objective: Objective, thetas: FloatArray) -> FloatArray:
     """The gradient relative to the length of each column of the Jacobian, bounds or not (R x P)."""
     point = _evaluate(objective, thetas)
-    lengths = np.sqrt(np.einsum("rpn,rpn,rn->rp", point.jacobian, point.jacobian, objective.weights))
+    lengths = np.sqrt(_along(point.jacobian**2, objective.weights))
     relative: FloatArray = np.divide(point.gradient, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     return relative
 
 
-def polish(objective: Objective, thetas: FloatArray, *, stepwise: bool = True) -> FloatArray:
+def polish(objective: Objective, thetas: FloatArray, *, stepwise: bool = True) -> Certificate:
     """Points (R x P) taken down to a vanishing gradient.
 
     Where delta is far below the residuals it comes down in steps, unless it is known not to be (not ``stepwise``).
     """
-    for delta in _levels(objective, thetas) if stepwise else [objective.huber_delta]:
-        thetas = _newton(replace(objective, huber_delta=delta), thetas)
-    return thetas
+    *coarse, last = _levels(objective, thetas) if stepwise else [objective.huber_delta]
+    for delta in coarse:
+        thetas = _newton(replace(objective, huber_delta=delta), thetas).theta
+    return _certificate(_newton(replace(objective, huber_delta=last), thetas))
+
+
+def _certificate(point: "_Point") -> Certificate:
+    gradient = np.where(point.free, point.gradient, 0.0)
+    return Certificate(theta=point.theta, value=point.value, gradient=gradient, size=point.size, noise=point.noise)
 
 
 def _levels(objective: Objective, thetas: FloatArray) -> list[float]:
@@ -101,27 +105,26 @@ def _levels(objective: Objective, thetas: FloatArray) -> list[float]:
     return [*levels, objective.huber_delta]
 
 
-def _newton(objective: Objective, thetas: FloatArray) -> FloatArray:
-    ends = thetas.copy()
+def _newton(objective: Objective, thetas: FloatArray) -> _Point:
+    point = ends = _evaluate(objective, thetas.copy())
     remaining = np.arange(len(thetas))
-    point = _evaluate(objective, thetas)
     damping = np.zeros(len(thetas))
     for _ in range(_MAX_ITERATIONS):
         done = (np.abs(point.gradient) <= point.noise).all(axis=1, where=point.free)
         done |= (damping > _MAX_DAMPING) | ~np.isfinite(point.value)
         if done.any():
-            ends[remaining[done]] = point.theta[done]
-            remaining, damping = remaining[~done], damping[~done]
-            if not len(remaining):
+            ends.put(remaining[done], point.pick(done))
+            if done.all():
                 return ends
+            remaining, damping = remaining[~done], damping[~done]
             objective, point = objective.pick(~done), point.pick(~done)
         trial = _evaluate(objective, _clipped(objective, point.theta + _step(objective, point, damping)))
         better = trial.value < point.value
         level = trial.value <= point.value * (1 + 1e-13) + 1e-32
         better |= level & (_pull(trial) < 0.9 * _pull(point))
         damping = np.where(better, np.where(damping > 1e-7, damping / 10, 0.0), np.maximum(damping * 10, 1e-6))
-        point.put(better, trial)
-    ends[remaining] = point.theta
+        point.put(better, trial.pick(better))
+    ends.put(remaining, point)
     return ends
 
 
@@ -139,22 +142,27 @@ def _clipped(objective: Objective, thetas: FloatArray) -> FloatArray:
 def _evaluate(objective: Objective, thetas: FloatArray) -> _Point:
     basis, delta = objective.basis, objective.huber_delta
     jacobian = basis.gradients(thetas)
-    values = (thetas[:, None, basis.linear] @ jacobian[:, basis.linear])[:, 0, :]
+    coefficients = thetas.copy()
+    coefficients[:, basis.nonlinear] = 0.0
+    values = (coefficients[:, None, :] @ jacobian)[:, 0, :]
     residual = objective.residuals(values)
-    pull = objective.weights * np.clip(residual, -delta, delta)
-    inside = objective.weights * (np.abs(residual) <= delta)
+    size = np.abs(residual)
+    inside = objective.weights * (size <= delta)
+    weighted = objective.weights * np.minimum(size, delta)
+    pull = np.copysign(weighted, residual)
     if objective.log_residual:
-        jacobian = jacobian / values[:, None, :]
-        rounding = _EPSILON * inside
+        jacobian /= values[:, None, :]
+        rounding = inside
     else:
-        rounding = _EPSILON * inside * np.abs(objective.y)
+        rounding = inside * np.abs(objective.y)
     excess = objective.strength * objective.excess(thetas) if objective.strength > 0 else np.zeros_like(thetas)
-    gradient = (jacobian @ pull[:, :, None])[:, :, 0] + excess
+    gradient = _along(jacobian, pull) + excess
     magnitude = np.abs(jacobian)
-    total = (magnitude @ np.abs(pull)[:, :, None])[:, :, 0] + excess
-    free = objective.usable & ~((thetas <= objective.lower) & (gradient > 0))
-    free &= ~((thetas >= objective.upper) & (gradient < 0)) & (objective.lower < objective.upper)
+    total = _along(magnitude, weighted) + excess
+    free = ((thetas > objective.lower) | (gradient <= 0)) & ((thetas < objective.upper) | (gradient >= 0))
+    free &= objective.usable & (objective.lower < objective.upper)
     free &= (total > 0) | (magnitude.max(axis=2) > 0)
+    squares = (weighted * np.minimum(size, delta)).sum(axis=1)
     return _Point(
         theta=thetas,
         value=objective.data_loss(residual) + objective.penalty(thetas),
@@ -163,12 +171,15 @@ def _evaluate(objective: Objective, thetas: FloatArray) -> _Point:
         residual=residual,
         jacobian=jacobian,
         values=values,
-        noise=4 * _EPSILON * total + 4 * (magnitude @ rounding[:, :, None])[:, :, 0],
-        size=np.sqrt(
-            np.einsum("rpn,rpn,rn->rp", jacobian, jacobian, objective.weights)
-            * np.einsum("rn,rn->r", pull, np.clip(residual, -delta, delta))[:, None]
-        ),
+        noise=4 * _EPSILON * (total + _along(magnitude, rounding)),
+        size=np.sqrt(_along(np.square(jacobian), objective.weights) * squares[:, None]),
     )
+
+
+def _along(rows: FloatArray, weights: FloatArray) -> FloatArray:
+    """Weighted sums over the last axis of the first (R x P), with weights R x n."""
+    sums: FloatArray = (rows @ weights[:, :, None])[:, :, 0]
+    return sums
 
 
 def _step(objective: Objective, point: _Point, damping: FloatArray) -> FloatArray:
@@ -176,11 +187,10 @@ def _step(objective: Objective, point: _Point, damping: FloatArray) -> FloatArra
     size = np.abs(point.residual)
     inside = objective.weights * (size <= delta)
     pull = objective.weights * np.clip(point.residual, -delta, delta)
-    reweighted = objective.weights * delta / np.maximum(size, delta)
-    rows = np.swapaxes(point.jacobian, 1, 2)
-    metric = np.einsum("rpn,rpn,rn->rp", point.jacobian, point.jacobian, reweighted)
+    metric = _along(np.square(point.jacobian), objective.weights * delta / np.maximum(size, delta))
+    rows = np.ascontiguousarray(np.swapaxes(point.jacobian, 1, 2))
     hessian = (point.jacobian * (inside - pull if objective.log_residual else inside)[:, None, :]) @ rows
-    hessian += _curvature(objective, point.theta, pull / point.values if objective.log_residual else pull)
+    hessian += objective.basis.curvature(point.theta, pull / point.values if objective.log_residual else pull)
     if objective.strength > 0:
         penalised = objective.strength * (objective.excess(point.theta) > 0)
         metric = metric + penalised
@@ -196,20 +206,3 @@ def _step(objective: Objective, point: _Point, damping: FloatArray) -> FloatArra
     inverse = np.where(steepness > _NULL, 1.0 / (np.maximum(steepness, _NULL) + damping[:, None]), 0.0)
     step: FloatArray = -(vectors @ (along * inverse)[:, :, None])[:, :, 0] * kept
     return step
-
-
-def _curvature(objective: Objective, thetas: FloatArray, pull: FloatArray) -> FloatArray:
-    """sum_i pull_i times the Hessian of the law (R x P x P), by central differences in the nonlinear coordinates."""
-    basis = objective.basis
-    curvature = np.zeros((*thetas.shape, thetas.shape[1]))
-    for k in basis.nonlinear:
-        if not objective.usable[k]:
-            continue
-        moved = np.stack([thetas, thetas])
-        moved[0, :, k] += _DIFFERENCE
-        moved[1, :, k] -= _DIFFERENCE
-        above, below = (basis.gradients(moved) @ pull[:, :, None])[..., 0]
-        row = (above - below) / (2 * _DIFFERENCE)
-        curvature[:, k, :] = row
-        curvature[:, :, k] = row
-    return curvature

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.differentiate import jacobian
 
 from fitting.basis import Basis
+from fitting.laws import LAWS, Law
 from fitting.predict import log_longppl
 from fitting.values import FloatArray
 from tests.fitting.toy_law import FULL_GRID
@@ -38,6 +39,21 @@ def test_derivatives_agree_with_differences(theta: FloatArray) -> None:
         slope = (BASIS.values(up) - BASIS.values(down)) / (2 * step)
         column = BASIS.jacobian(theta)[:, k]
         assert np.abs(column - slope).max() <= 1e-6 * (1 + np.abs(column).max())
+
+
+@pytest.mark.parametrize("law", [*LAWS.values(), LAWS["effective_data"].without_offset()], ids=lambda law: law.name)
+def test_second_derivatives_agree_with_differences(law: Law) -> None:
+    generator = np.random.default_rng(4)
+    basis = Basis.of(SIZES, np.ones(len(law.terms), dtype=np.bool_), law)
+    pull = generator.normal(size=(2, len(SIZES)))
+    theta = generator.uniform(0.1, 0.6, (2, law.n_parameters))
+    numeric = np.empty((2, law.n_parameters, law.n_parameters))
+    for k in range(law.n_parameters):
+        step = 1e-5 * (np.arange(law.n_parameters) == k)
+        rise = basis.gradients(theta + step) - basis.gradients(theta - step)
+        numeric[:, :, k] = (rise @ pull[:, :, None])[:, :, 0] / 2e-5
+    analytic = basis.curvature(theta, pull)
+    assert analytic == pytest.approx(numeric, abs=1e-8 * np.abs(numeric).max())
 
 
 def test_parameter_gradients_agree_with_differences() -> None:
