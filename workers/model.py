@@ -1,5 +1,7 @@
-"""The trained model: Hugging Face's `LlamaForCausalLM` built from a shape, or any model in a folder, and checked once it
-stands. What a config says proves nothing: rotary bases are read off the frequencies of the built model.
+"""The trained model: Hugging Face's `LlamaForCausalLM` built from a shape, or any model in a folder, checked once it
+stands.
+
+What a config says proves nothing: rotary bases are read off the frequencies of the built model.
 
 The only piece of our own is `ConvolvedProjection`, which takes the place of `q_proj` and `k_proj` where the shape asks
 for it (Primer's multi-DConv-head attention, So et al. 2021, on queries and keys).

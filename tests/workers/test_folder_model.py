@@ -133,7 +133,7 @@ def test_settings_that_the_library_ignores_are_caught_by_the_built_frequencies(t
 
 
 def test_interpolation_that_was_not_asked_for_is_caught(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    yarn: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     folder = llama_folder(tmp_path / "released", **yarn)
     shape = add_model(folder, tmp_path / "store")
     with pytest.raises(ModelMismatchError, match="base"):
