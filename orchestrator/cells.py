@@ -132,7 +132,7 @@ def _blocks(
             _asked(grid, scale, "short", budget_list(grid.short_tokens, name, at="/short_tokens"), problems, warnings),
             _asked(grid, scale, "long", budget_list(grid.long_tokens, name, at="/long_tokens"), problems, warnings),
             *seeds,
-            _rules(grid, scale, grid.rules, "/rules", problems, warnings),
+            rules_in_steps(grid, scale, grid.rules, "/rules", problems, warnings),
             _every(grid.evaluation.every, scale, "/evaluation/every", problems),
             at="",
         )
@@ -147,7 +147,7 @@ def _blocks(
             _asked(grid, scale, "long", long, problems, warnings),
             _distinct(cell.seeds.short, f"{at}/seeds/short", warnings) if cell.seeds.short else seeds[0],
             _distinct(cell.seeds.long, f"{at}/seeds/long", warnings) if cell.seeds.long else seeds[1],
-            _rules(grid, scale, *rules, problems, warnings),
+            rules_in_steps(grid, scale, *rules, problems, warnings),
             _every(_cell_every(cell, grid), scale, f"{at}/evaluate_every", problems),
             at=at,
         )
@@ -188,7 +188,7 @@ def _asked(
     asked: dict[int, _Asked] = {}
     for at, budget in budgets:
         tokens = budget.tokens_for(scale.shape.n_params)
-        if message := _rounding_problem(tokens, tokens_per_step, grid.rounding_tolerance):
+        if message := rounding_problem(tokens, tokens_per_step, grid.rounding_tolerance):
             problems.append(Problem(pointer=at, message=f"scale {scale.name}: {message}"))
         elif tokens in asked:
             message = f"{budget} is the same budget as {asked[tokens].pointer} for scale {scale.name}; it counts once"
@@ -198,7 +198,7 @@ def _asked(
     return list(asked.values())
 
 
-def _rounding_problem(tokens: int, tokens_per_step: int, tolerance: float) -> str | None:
+def rounding_problem(tokens: int, tokens_per_step: int, tolerance: float) -> str | None:
     """What is wrong with `tokens` as a whole number of steps, if anything."""
     if tokens > INT64_MAX:
         return f"{tokens:,} tokens do not fit in 64 bits"
@@ -215,7 +215,7 @@ def _rounding_problem(tokens: int, tokens_per_step: int, tolerance: float) -> st
     return None
 
 
-def _rules(
+def rules_in_steps(
     grid: Grid,
     scale: ResolvedScale,
     rules: tuple[RuleSettings, ...],
@@ -231,7 +231,7 @@ def _rules(
         observed = ObservationRule(name="raw")
         if rule.m is not None and rule.spacing is not None:
             tokens = rule.spacing.tokens_for(scale.shape.n_params)
-            if message := _rounding_problem(tokens, scale.long.tokens_per_step, grid.rounding_tolerance):
+            if message := rounding_problem(tokens, scale.long.tokens_per_step, grid.rounding_tolerance):
                 problems.append(Problem(pointer=f"{place}/spacing", message=f"scale {scale.name}: {message}"))
                 continue
             spacing_steps = steps_for(tokens, scale.long.tokens_per_step)
