@@ -89,7 +89,6 @@ class Optimum:
         on_bound: which components lie exactly on a bound.
         n_starts: descents made.
         agreement: share of them that ended within 1e-6 of the best.
-        condition: condition number of the exponents' Gauss-Newton matrix; infinite where an exponent has no effect.
     """
 
     theta: FloatArray
@@ -99,7 +98,6 @@ class Optimum:
     on_bound: NDArray[np.bool_]
     n_starts: int
     agreement: float
-    condition: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -146,7 +144,6 @@ def search(problem: Problem) -> Optimum:
         on_bound=on_bound,
         n_starts=len(start),
         agreement=agreement,
-        condition=_condition(problem, theta),
     )
 
 
@@ -350,15 +347,3 @@ def _settle(problem: Problem, target: Objective, end: Certificate) -> Certificat
             end = newton.certify(target, settled.theta)
             value = float(end.value[0])
     return end
-
-
-def _condition(problem: Problem, theta: FloatArray) -> float:
-    basis, usable = problem.basis, problem.usable
-    jacobian = basis.jacobian(theta) * np.sqrt(problem.weights)[:, None]
-    inner = jacobian[:, [k for k in basis.linear if usable[k]]]
-    outer = jacobian[:, [k for k in basis.nonlinear if usable[k]]]
-    if outer.shape[1] == 0:
-        return 1.0
-    rest = outer - inner @ np.linalg.lstsq(inner, outer, rcond=None)[0]
-    singular = np.linalg.svd(rest, compute_uv=False)
-    return float((singular[0] / singular[-1]) ** 2) if singular[-1] > 1e-9 * singular[0] else float("inf")

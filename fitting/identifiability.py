@@ -23,10 +23,20 @@ _OPEN_SHARE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identifiability:
-    """What a set of rows determines at one point: the rank there, and the parameters left open (by position)."""
+    """What a set of rows determines at one point.
+
+    Attributes:
+        rank: directions of parameter space that the rows determine.
+        open_parameters: positions of the parameters left open.
+        correlations: of the logarithms of each two terms' sizes that vary, with the terms' positions.
+        condition: condition number of the exponents' Gauss-Newton matrix, all else projected out; infinite where an
+            exponent has no effect.
+    """
 
     rank: int
     open_parameters: tuple[int, ...]
+    correlations: tuple[tuple[int, int, float], ...]
+    condition: float
 
 
 def varied_axes(sizes: FloatArray) -> NDArray[np.bool_]:
@@ -35,49 +45,56 @@ def varied_axes(sizes: FloatArray) -> NDArray[np.bool_]:
     return varied
 
 
-def axis_correlations(sizes: FloatArray) -> list[tuple[int, int, float]]:
-    """Pairs of varied columns and the correlation of their logarithms."""
-    varied = np.flatnonzero(varied_axes(sizes))
-    if len(varied) < 2:
-        return []
-    correlations = np.corrcoef(np.log(sizes[:, varied]), rowvar=False)
-    pairs = combinations(range(len(varied)), 2)
-    return [(int(varied[i]), int(varied[j]), float(correlations[i, j])) for i, j in pairs]
-
-
-def jacobian_rank(jacobian: FloatArray) -> int:
-    """Numerical rank of a Jacobian (n x 7) after scaling its columns to unit length."""
-    singular = np.linalg.svd(_unit_columns(jacobian), compute_uv=False)
-    return int(np.count_nonzero(singular > _RANK_TOLERANCE * singular[0]))
-
-
-def identify(basis: Basis, theta: FloatArray, sizes: FloatArray) -> Identifiability:
+def identify(basis: Basis, theta: FloatArray, *, weights: FloatArray, usable: NDArray[np.bool_]) -> Identifiability:
     """Which parameters for absolute counts the rows determine at ``theta``.
 
     A parameter is open when its gradient has a part along the null space of the Jacobian, or when it belongs to one
     of two terms whose axes move together (they could exchange roles).
+
+    Args:
+        basis: the rows' coordinates.
+        theta: the point.
+        weights: how often each row counts (n).
+        usable: which components of theta have an effect.
     """
     jacobian = basis.jacobian(theta)
-    # there are at least as many rows as parameters, so the right factor is square
-    _, singular, directions = np.linalg.svd(_unit_columns(jacobian), full_matrices=False)
-    rank = int(np.count_nonzero(singular > _RANK_TOLERANCE * singular[0]))
-    # theta = t / norm: gradients with respect to the scaled coordinates t
-    gradients = basis.parameter_gradients(theta) / _column_norms(jacobian)
-    along_null = np.linalg.norm(gradients @ directions[rank:].T, axis=1)
-    is_open = along_null > _OPEN_SHARE * np.linalg.norm(gradients, axis=1)
-    terms = basis.law.terms
-    for i, j, correlation in axis_correlations(basis.law.term_sizes(sizes)):
-        if abs(correlation) >= _COLLINEAR:
-            for term in (terms[i], terms[j]):
-                is_open[[term.amplitude, term.exponent]] = True
-    return Identifiability(rank=rank, open_parameters=tuple(int(k) for k in np.flatnonzero(is_open)))
-
-
-def _column_norms(jacobian: FloatArray) -> FloatArray:
     norms = np.linalg.norm(jacobian, axis=0)
-    return np.where(norms > 0, norms, 1.0)
+    norms[norms == 0] = 1.0
+    # there are at least as many rows as parameters, so the right factor is square
+    _, singular, directions = np.linalg.svd(jacobian / norms, full_matrices=False)
+    rank = int(np.count_nonzero(singular > _RANK_TOLERANCE * singular[0]))
+    is_open = np.zeros(len(theta), dtype=np.bool_)
+    if rank < len(theta):
+        # theta = t / norm: gradients with respect to the scaled coordinates t
+        gradients = basis.parameter_gradients(theta) / norms
+        along_null = np.linalg.norm(gradients @ directions[rank:].T, axis=1)
+        is_open = along_null > _OPEN_SHARE * np.linalg.norm(gradients, axis=1)
+    correlations = _correlations(basis.logs)
+    for i, j, correlation in correlations:
+        if abs(correlation) >= _COLLINEAR:
+            for term in (basis.law.terms[i], basis.law.terms[j]):
+                is_open[[term.amplitude, term.exponent]] = True
+    inner, outer = ([k for k in part if usable[k]] for part in (basis.linear, basis.nonlinear))
+    return Identifiability(
+        rank=rank,
+        open_parameters=tuple(np.flatnonzero(is_open).tolist()),
+        correlations=correlations,
+        condition=_condition(jacobian * np.sqrt(weights)[:, None], inner, outer),
+    )
 
 
-def _unit_columns(jacobian: FloatArray) -> FloatArray:
-    scaled: FloatArray = jacobian / _column_norms(jacobian)
-    return scaled
+def _correlations(logs: FloatArray) -> tuple[tuple[int, int, float], ...]:
+    """Pairs of columns that vary, with their correlation; the columns are centred, and zero where they do not vary."""
+    products = logs.T @ logs
+    lengths = np.sqrt(np.diagonal(products))
+    pairs = combinations(np.flatnonzero(lengths).tolist(), 2)
+    return tuple((i, j, float(products[i, j] / (lengths[i] * lengths[j]))) for i, j in pairs)
+
+
+def _condition(jacobian: FloatArray, inner: list[int], outer: list[int]) -> float:
+    if not outer:
+        return 1.0
+    projected, rest = jacobian[:, inner], jacobian[:, outer]
+    rest = rest - projected @ np.linalg.lstsq(projected, rest, rcond=None)[0]
+    singular = np.linalg.svd(rest, compute_uv=False)
+    return float((singular[0] / singular[-1]) ** 2) if singular[-1] > 1e-9 * singular[0] else float("inf")

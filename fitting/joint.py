@@ -95,7 +95,7 @@ def _fitted(
 ) -> Fit:
     problem = problem_of(law, rows, procedure, penalty)
     found = engine.search(problem)
-    known = identifiability.identify(problem.basis, found.theta, rows.sizes)
+    known = identifiability.identify(problem.basis, found.theta, weights=rows.weights, usable=problem.usable)
     drawn = rows.cluster if procedure.resampled is Resampled.CLUSTERS else np.arange(len(rows.y), dtype=np.int64)
     resampling = bootstrap.resample(
         problem,
@@ -155,7 +155,7 @@ def _fitted(
         resampled=procedure.resampled,
         n_starts=found.n_starts,
         agreement=found.agreement,
-        condition_number=found.condition if np.isfinite(found.condition) else None,
+        condition_number=known.condition if np.isfinite(known.condition) else None,
         penalty=penalty,
     )
 

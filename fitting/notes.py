@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fitting import bootstrap, identifiability
+from fitting import bootstrap
 from fitting.bootstrap import Resampling
 from fitting.engine import Optimum, Problem
 from fitting.identifiability import Identifiability
@@ -53,7 +53,7 @@ def warnings_of(
             warnings.append(f"{_called(law, term)} has one value in all observations: its term cannot be told from C")
         elif len(np.unique(values)) == 2:
             warnings.append(f"{_called(law, term)} has two values in all observations: an exponent needs three")
-    for i, j, correlation in identifiability.axis_correlations(inputs):
+    for i, j, correlation in known.correlations:
         if abs(correlation) > _NEARLY_COLLINEAR:
             pair = f"{_called(law, law.terms[i])} and {_called(law, law.terms[j])}"
             warnings.append(f"{pair} move together (correlation {correlation:.4f}): their terms are hard to tell apart")

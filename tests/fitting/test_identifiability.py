@@ -4,16 +4,22 @@ import numpy as np
 import pytest
 
 from fitting.basis import Basis
-from fitting.identifiability import axis_correlations, identify, jacobian_rank, varied_axes
+from fitting.identifiability import Identifiability, identify, varied_axes
 from fitting.values import FloatArray
 from tests.fitting.toy_law import FULL_GRID, LONG_EQUALS_SHORT, N_PARAMS, ONE_LONG_BUDGET, SHORT_TOKENS
 
 THETA = np.array([0.15, 0.34, 0.1, 0.28, 0.12, 0.2, 3.0])
 
 
-def known_at(points: object, theta: FloatArray = THETA) -> tuple[int, tuple[int, ...]]:
+def identified(points: object, theta: FloatArray = THETA) -> Identifiability:
     sizes = np.array(points)
-    known = identify(Basis.of(sizes, varied_axes(sizes)), theta, sizes)
+    varied = varied_axes(sizes)
+    usable = np.append(np.repeat(varied, 2), True)
+    return identify(Basis.of(sizes, varied), theta, weights=np.ones(len(sizes)), usable=usable)
+
+
+def known_at(points: object, theta: FloatArray = THETA) -> tuple[int, tuple[int, ...]]:
+    known = identified(points, theta)
     return known.rank, known.open_parameters
 
 
@@ -46,13 +52,14 @@ def test_terms_whose_axes_keep_one_ratio_could_exchange_roles() -> None:
 
 
 def test_correlations_are_of_logarithms_and_of_varied_axes() -> None:
-    pairs = axis_correlations(np.array([(n, s, s**0.5) for n, s, _ in FULL_GRID]))
+    pairs = identified([(n, s, s**0.5) for n, s, _ in FULL_GRID]).correlations
     assert [(i, j) for i, j, _ in pairs] == [(0, 1), (0, 2), (1, 2)]
     assert pairs[2][2] == pytest.approx(1.0, abs=1e-12)
     assert pairs[0][2] == pytest.approx(0.0, abs=1e-12)
-    assert [(i, j) for i, j, _ in axis_correlations(np.array(ONE_LONG_BUDGET))] == [(0, 1)]
+    assert [(i, j) for i, j, _ in identified(ONE_LONG_BUDGET).correlations] == [(0, 1)]
 
 
-def test_rank_does_not_depend_on_units() -> None:
-    jacobian = Basis.of(np.array(FULL_GRID), np.array([True] * 3)).jacobian(THETA)
-    assert jacobian_rank(jacobian) == jacobian_rank(jacobian * np.logspace(-12, 12, 7)) == 7
+def test_rank_and_condition_do_not_depend_on_units() -> None:
+    known, scaled = identified(FULL_GRID), identified(np.array(FULL_GRID) * [1e-8, 1e6, 1e-9])
+    assert known.rank == scaled.rank == 7
+    assert known.condition == pytest.approx(scaled.condition, rel=1e-9)
