@@ -1,6 +1,9 @@
 """Long-lived workers on Ray. Launch, poll, stop: nothing else of Ray is seen outside, and nothing here is the truth.
 
 Whatever Ray raises about a worker becomes one report, `Lost`; the worker is replaced. No call waits without a limit.
+
+Several workers may train one segment together. The first of them leads: it alone reports. When one of them fails or
+dies the others would wait for it for ever, so they are given up with it, and the attempt has one end.
 """
 
 from __future__ import annotations
@@ -9,14 +12,15 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.ray_cluster import ray_cluster
-from orchestrator.ray_worker import Worker
-from orchestrator.reports import FINAL, Lost, Numbered, Progressed, Report, Stopped, WorkerReport
+from orchestrator.ray_worker import Seat, Worker
+from orchestrator.reports import FINAL, Failed, Lost, Numbered, Progressed, Report, Stopped, WorkerReport
 from workers.spec import EvaluationRun, SegmentRun
 
 logger = logging.getLogger("longlaw.executor")
@@ -27,7 +31,10 @@ _MAX_RESTART_WAIT_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
-    """A worker's place: the actor in it, the attempt it works on, and reports that are not settled yet."""
+    """A worker's place: the actor in it, the attempt it works on, and reports that are not settled yet.
+
+    `followers` train the same attempt under this worker's lead; `leader` is whom this worker follows.
+    """
 
     name: str
     actor: Any = None
@@ -42,6 +49,8 @@ class _Slot:
     kill_at_s: float | None = None
     deaths: int = 0
     restart_at_s: float = 0.0
+    leader: _Slot | None = None
+    followers: list[_Slot] = field(default_factory=list)
 
 
 class RayExecutor:
@@ -103,16 +112,38 @@ class RayExecutor:
 
     def attempts(self) -> tuple[uuid.UUID, ...]:
         """Tokens of the attempts that are under way, or whose end is not settled yet."""
-        return tuple(slot.token for slot in self._slots.values() if slot.token is not None)
+        return tuple(slot.token for slot in self._slots.values() if slot.token is not None and slot.leader is None)
 
-    def launch(self, worker: str, token: uuid.UUID, run: SegmentRun | EvaluationRun) -> None:
-        """Begins `run` on a free worker, under the attempt's `token`."""
-        slot = self._slots[worker]
-        if not slot.ready or slot.token is not None:
-            raise ValueError(f"{worker} is not free")
-        method = slot.actor.start_segment if isinstance(run, SegmentRun) else slot.actor.start_evaluation
-        slot.token, slot.kill_at_s = token, None
-        slot.start = method.remote(token, run)
+    def launch(self, workers: Sequence[str], token: uuid.UUID, run: SegmentRun | EvaluationRun) -> None:
+        """Begins `run` on free workers, as many as it asks for, under the attempt's `token`; the first one leads."""
+        slots = [self._slots[worker] for worker in workers]
+        if busy := [slot.name for slot in slots if not slot.ready or slot.token is not None]:
+            raise ValueError(f"{', '.join(busy)} is not free")
+        for slot in slots:
+            slot.token, slot.kill_at_s = token, None
+        leader = slots[0]
+        if not isinstance(run, SegmentRun):
+            leader.start = leader.actor.start_evaluation.remote(token, run)
+        elif len(slots) == 1:
+            leader.start = leader.actor.start_segment.remote(token, run)
+        else:
+            self._launch_together(slots, token, run)
+
+    def _launch_together(self, slots: list[_Slot], token: uuid.UUID, run: SegmentRun) -> None:
+        import ray
+
+        leader = slots[0]
+        leader.followers = slots[1:]
+        for slot in leader.followers:
+            slot.leader = leader
+        try:
+            address, port = ray.get(leader.actor.meeting_place.remote(), timeout=self._silence_limit_s)
+        except ray.exceptions.RayError as error:
+            self._retire(leader, _reason(leader.name, error))
+            return
+        for rank, slot in enumerate(slots):
+            seat = Seat(rank=rank, processes=len(slots), address=address, port=port)
+            slot.start = slot.actor.start_segment.remote(token, run, seat)
 
     def poll(self, *, timeout_s: float) -> tuple[WorkerReport, ...]:
         """All unsettled reports, oldest first for each worker, after waiting `timeout_s` at most for the first new one.
@@ -136,6 +167,9 @@ class RayExecutor:
             slot.inbox.popleft()
             if isinstance(item.report, FINAL):
                 slot.token, slot.start, slot.kill_at_s = None, None, None
+                for follower in slot.followers:  # they end with it, if they end at all
+                    follower.kill_at_s = time.monotonic() + self._stop_grace_s
+                slot.followers = []
 
     def stop(self, token: uuid.UUID) -> None:
         """Asks the attempt to stop; after the grace time its process is killed. Either way it is reported `Stopped`."""
@@ -143,7 +177,7 @@ class RayExecutor:
             if slot.token == token and slot.kill_at_s is None:
                 slot.kill_at_s = time.monotonic() + self._stop_grace_s
                 if slot.actor is not None:
-                    slot.actor.stop.remote(token)
+                    slot.actor.stop.remote(token)  # also to followers: the first process decides for all of them
 
     def pids(self) -> dict[str, int]:
         """Process ids of the workers that are ready, by name."""
@@ -177,7 +211,8 @@ class RayExecutor:
         if some:
             some, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
         for reference in some:
-            self._hear(asked[reference])
+            if asked[reference].poll is reference:  # else it was given up since
+                self._hear(asked[reference])
 
     def _hear(self, slot: _Slot) -> None:
         import ray
@@ -196,8 +231,39 @@ class RayExecutor:
                 slot.progress = item.report
             elif item.number > slot.received:
                 slot.received = item.number
-                slot.inbox.append(item.report)
-        self._ask(slot)
+                self._file(slot, item.report)
+        if slot.actor is not None:
+            self._ask(slot)
+
+    def _file(self, slot: _Slot, report: Report) -> None:
+        """Keeps a report until it is settled; of a worker that follows, only a failure matters to others."""
+        leader = slot.leader
+        if leader is None:
+            slot.inbox.append(report)
+            if isinstance(report, Failed):
+                self._give_up_followers(slot)
+        elif isinstance(report, FINAL):
+            together = self._leave(slot)
+            slot.start, slot.kill_at_s = None, None
+            if isinstance(report, Failed) and together:
+                leader.inbox.append(report)
+                self._retire(leader, f"{slot.name}, which trained with it, failed")
+
+    def _leave(self, follower: _Slot) -> bool:
+        """Frees a worker from following; whether the attempt that it worked on is still under way."""
+        leader, token = follower.leader, follower.token
+        follower.leader, follower.token = None, None
+        if leader is None or leader.token != token:
+            return False
+        if follower in leader.followers:
+            leader.followers.remove(follower)
+        return not _is_over(leader)
+
+    def _give_up_followers(self, leader: _Slot) -> None:
+        followers, leader.followers = leader.followers, []
+        for slot in followers:
+            slot.leader, slot.token = None, None
+            self._retire(slot, f"{leader.name}, which led it, is gone or failed")
 
     def _ask(self, slot: _Slot) -> None:
         slot.poll, slot.polled_at_s = slot.actor.poll.remote(slot.received, _NEWS_WAIT_S), time.monotonic()
@@ -218,10 +284,14 @@ class RayExecutor:
     def _retire(self, slot: _Slot, reason: str) -> None:
         """Gives a worker up: its process is killed, its attempt, if not over, is `Lost` (or `Stopped`, if asked to)."""
         logger.warning("%s is replaced: %s", slot.name, reason)
-        if slot.token is not None and not _is_over(slot):
+        if (leader := slot.leader) is not None:
+            if self._leave(slot):
+                self._retire(leader, reason)
+        elif slot.token is not None and not _is_over(slot):
             token = slot.token
             stopping = slot.kill_at_s is not None
             slot.inbox.append(Stopped(token=token) if stopping else Lost(token=token, reason=reason))
+        self._give_up_followers(slot)
         self._kill(slot)
         slot.deaths += 1
         wait_s = 0.0 if slot.deaths == 1 else min(_MAX_RESTART_WAIT_S, 2.0**slot.deaths)

@@ -11,11 +11,13 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.reports import Failed, Measured, Numbered, Progressed, Report, Saved, Stopped, Trained
@@ -24,6 +26,16 @@ from workers.spec import EvaluationRun, SegmentRun
 
 _TRACEBACK_CHARS = 4_000
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A process's place among the `processes` that train one segment together, and where they meet."""
+
+    rank: int
+    processes: int
+    address: str
+    port: int
 
 
 class Worker:
@@ -56,9 +68,18 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
-    def start_segment(self, token: uuid.UUID, run: SegmentRun) -> None:
-        """Begins to train `run`; raises RuntimeError while another attempt is under way."""
-        self._start(token, lambda: self._train(token, run))
+    def meeting_place(self) -> tuple[str, int]:
+        """An address of this machine and a port that is free on it, for processes that train together."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def start_segment(self, token: uuid.UUID, run: SegmentRun, seat: Seat | None = None) -> None:
+        """Begins to train `run`, alone or in a `seat`; raises RuntimeError while another attempt is under way."""
+        self._start(token, lambda: self._train(token, run) if seat is None else self._train_together(token, run, seat))
 
     def start_evaluation(self, token: uuid.UUID, run: EvaluationRun) -> None:
         """Begins to measure `run`; raises RuntimeError while another attempt is under way."""
@@ -108,7 +129,14 @@ class Worker:
             self._spool.append(Numbered(number=self._number, report=report))
             self._news.notify_all()
 
-    def _train(self, token: uuid.UUID, run: SegmentRun) -> Report:
+    def _train_together(self, token: uuid.UUID, run: SegmentRun, seat: Seat) -> Report:
+        from workers.processes import joined
+
+        with joined(rank=seat.rank, processes=seat.processes, address=seat.address, port=seat.port):
+            return self._train(token, run, quiet=seat.rank > 0)
+
+    def _train(self, token: uuid.UUID, run: SegmentRun, *, quiet: bool = False) -> Report:
+        """Trains; of processes that train together, all but the first are `quiet` about checkpoints and progress."""
         from workers.train import train
 
         def on_progress(progress: TrainProgress) -> None:
@@ -116,10 +144,14 @@ class Worker:
 
         reached = 0
         for checkpoint in train(
-            run, store=self._store, on_progress=on_progress, should_stop=lambda: self._unwanted == token
+            run,
+            store=self._store,
+            on_progress=None if quiet else on_progress,
+            should_stop=lambda: self._unwanted == token,
         ):
             reached = checkpoint.ref.step
-            self._tell(Saved(token=token, checkpoint=checkpoint))
+            if not quiet:
+                self._tell(Saved(token=token, checkpoint=checkpoint))
         return Trained(token=token) if reached == run.save_steps[-1] else Stopped(token=token)
 
     def _evaluate(self, token: uuid.UUID, run: EvaluationRun) -> Report:

@@ -54,7 +54,7 @@ def _gone(pid: int) -> bool:
 
 def test_worker_reports_each_checkpoint_and_then_the_end(idle_workers: RayExecutor, corpus: str, store: Path) -> None:
     token = uuid.uuid4()
-    idle_workers.launch("worker-1", token, _run(_trunk(corpus), 3, 6))
+    idle_workers.launch(("worker-1",), token, _run(_trunk(corpus), 3, 6))
     reports = _reports_of(idle_workers, token)
     assert [type(report) for report in reports] == [Saved, Saved, Trained]
     assert [report.checkpoint.ref.step for report in reports if isinstance(report, Saved)] == [3, 6]
@@ -65,7 +65,7 @@ def test_worker_reports_each_checkpoint_and_then_the_end(idle_workers: RayExecut
 def test_reports_come_again_until_they_are_settled(idle_workers: RayExecutor, corpus: str) -> None:
     """B100: while nothing can be recorded nothing is lost, and a worker with unrecorded reports takes no new work."""
     token = uuid.uuid4()
-    idle_workers.launch("worker-1", token, _run(_trunk(corpus), 2))
+    idle_workers.launch(("worker-1",), token, _run(_trunk(corpus), 2))
     deadline_s = time.monotonic() + 60.0
     seen: tuple[Report, ...] = ()
     while len(seen) < 2 and time.monotonic() < deadline_s:
@@ -80,15 +80,15 @@ def test_reports_come_again_until_they_are_settled(idle_workers: RayExecutor, co
 
 def test_busy_worker_takes_no_second_attempt(idle_workers: RayExecutor, corpus: str) -> None:
     token = uuid.uuid4()
-    idle_workers.launch("worker-1", token, _run(_trunk(corpus), 2))
+    idle_workers.launch(("worker-1",), token, _run(_trunk(corpus), 2))
     with pytest.raises(ValueError, match="worker-1 is not free"):
-        idle_workers.launch("worker-1", uuid.uuid4(), _run(_trunk(corpus), 2))
+        idle_workers.launch(("worker-1",), uuid.uuid4(), _run(_trunk(corpus), 2))
     assert isinstance(_reports_of(idle_workers, token)[-1], Trained)
 
 
 def test_exception_of_the_work_is_reported_with_its_traceback(idle_workers: RayExecutor) -> None:
     token = uuid.uuid4()
-    idle_workers.launch("worker-1", token, _run(_trunk("0" * 32), 2))
+    idle_workers.launch(("worker-1",), token, _run(_trunk("0" * 32), 2))
     (report,) = _reports_of(idle_workers, token)
     assert isinstance(report, Failed)
     assert report.error == "CorpusError"
@@ -99,7 +99,7 @@ def test_exception_of_the_work_is_reported_with_its_traceback(idle_workers: RayE
 def test_asked_to_stop_a_worker_ends_at_its_next_checkpoint(idle_workers: RayExecutor, corpus: str) -> None:
     token, pid = uuid.uuid4(), idle_workers.pids()["worker-1"]
     steps = tuple(range(1, 2000))
-    idle_workers.launch("worker-1", token, _run(_trunk(corpus, seed=1), *steps))
+    idle_workers.launch(("worker-1",), token, _run(_trunk(corpus, seed=1), *steps))
     idle_workers.stop(token)
     *saved, last = _reports_of(idle_workers, token)
     assert isinstance(last, Stopped)
@@ -110,7 +110,7 @@ def test_asked_to_stop_a_worker_ends_at_its_next_checkpoint(idle_workers: RayExe
 def test_frozen_worker_is_killed_after_the_grace_and_replaced(idle_workers: RayExecutor, corpus: str) -> None:
     """B74, B76: a worker that answers no more is stopped all the same; its process is gone and its place is taken."""
     token, pid = uuid.uuid4(), idle_workers.pids()["worker-1"]
-    idle_workers.launch("worker-1", token, _run(_trunk(corpus, seed=2), 100_000))
+    idle_workers.launch(("worker-1",), token, _run(_trunk(corpus, seed=2), 100_000))
     os.kill(pid, signal.SIGSTOP)
     idle_workers.stop(token)
     assert _reports_of(idle_workers, token) == [Stopped(token=token)]
