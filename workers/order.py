@@ -1,12 +1,15 @@
-"""Which tokens a step trains on: a pure function of (seed, position), so that a resume neither repeats nor skips.
+"""In which order sequences come: pure functions of (seed, position), so that a resume neither repeats nor skips.
 
-A split is one stream of tokens, cut into windows of `seq_len` inputs plus the target of the last one. Every epoch
-visits each window once in an order of its own. All randomness is Philox output keyed by the seed: no generator has a
-state that could be lost or shared.
+Every epoch visits each sequence of a source once, in an order of its own; several sources take turns so that their
+shares hold at every point. All randomness is Philox output keyed by the seed: no generator has a state that could be
+lost or shared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +22,9 @@ from workers.spec import LongStage, ShortStage
 #: Lengths of natural runs and of copied spans, in tokens, both ends included.
 NATURAL_RUN = (6, 39)
 COPIED_SPAN = (6, 40)
+
+#: Shares are multiples of one over this, so that turns repeat after as many.
+SHARE_UNIT = 10_000
 
 _BLOCK = 64
 _SPANS_STREAM = 1 << 63
@@ -35,7 +41,60 @@ def sequence_index(seed: int, position: int, count: int) -> int:
     Positions run through all epochs: each `count` of them visit every window once.
     """
     epoch, offset = divmod(position, count)
-    return int(_permutation(seed, epoch, count)[offset])
+    return int(permutation(seed, epoch, count)[offset])
+
+
+@lru_cache(maxsize=32)
+def permutation(seed: int, stream: int, count: int) -> npt.NDArray[np.int64]:
+    """0 ... count - 1 in an order of its own for each seed and stream (epochs are the streams from 0 on)."""
+    # Sorting raw output keeps the order independent of how a NumPy release shuffles.
+    return np.argsort(_philox(seed, stream).random_raw(count), kind="stable")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Turns:
+    """Which source each position belongs to. After n positions a source with share s has had n s, give or take one.
+
+    `sources[i]` is whose turn position i of a period is, `ranks[i]` how many turns that source had before in it.
+    """
+
+    sources: npt.NDArray[np.int64]
+    ranks: npt.NDArray[np.int64]
+    per_period: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, shares: Sequence[float | Fraction]) -> Turns:
+        """Turns for shares that sum to 1: the source whose next turn is due first, of those that have one due.
+
+        Tijdeman 1980, "The chairman assignment problem": with k sources no count is ever further than
+        1 - 1 / (2k - 2) from its share.
+
+        Raises:
+            CorpusError: if a share is not positive or has more than four decimals, or their sum is not 1.
+        """
+        exact = [Fraction(str(share)) * SHARE_UNIT for share in shares]
+        if any(share.denominator != 1 or share <= 0 for share in exact) or sum(exact) != SHARE_UNIT:
+            raise CorpusError(
+                f"shares {', '.join(map(str, shares))}: they must be positive, of at most four decimals, and sum to 1"
+            )
+        weights = [int(share) for share in exact]
+        slack = max(1, 2 * len(weights) - 2)
+        counts = [0] * len(weights)
+        sources = np.empty(SHARE_UNIT, dtype=np.int64)
+        ranks = np.empty(SHARE_UNIT, dtype=np.int64)
+        for turn in range(SHARE_UNIT):
+            behind = [weight * (turn + 1) - count * SHARE_UNIT for weight, count in zip(weights, counts, strict=True)]
+            due = [index for index, lag in enumerate(behind) if slack * lag >= SHARE_UNIT]
+            chosen = min(due, key=lambda index: ((slack - 1) * SHARE_UNIT - slack * behind[index]) / weights[index])
+            sources[turn], ranks[turn] = chosen, counts[chosen]
+            counts[chosen] += 1
+        return cls(sources=sources, ranks=ranks, per_period=np.asarray(counts))
+
+    def at(self, position: int) -> tuple[int, int]:
+        """The source whose turn `position` is, and how many turns it had before."""
+        period, turn = divmod(position, len(self.sources))
+        source = int(self.sources[turn])
+        return source, period * int(self.per_period[source]) + int(self.ranks[turn])
 
 
 def batch(tokens: npt.NDArray[Any], stage: ShortStage | LongStage, *, seed: int, step: int) -> npt.NDArray[np.int64]:
@@ -55,20 +114,27 @@ def batch(tokens: npt.NDArray[Any], stage: ShortStage | LongStage, *, seed: int,
         begin = sequence_index(seed, position, count) * length
         row[:] = tokens[begin : begin + length + 1]
         if stage.data.copied_spans:
-            insert_copied_spans(row, share=stage.data.copied_spans, seed=seed, position=position)
+            insert_copied_spans([row], seq_len=length, share=stage.data.copied_spans, seed=seed, position=position)
     return out
 
 
-def insert_copied_spans(row: npt.NDArray[np.int64], *, share: float, seed: int, position: int) -> None:
-    """Rewrites `row` in place, if `position` belongs to the `share` that carries copied spans.
+def insert_copied_spans(
+    rows: Sequence[npt.NDArray[np.int64]], *, seq_len: int, share: float, seed: int, position: int
+) -> None:
+    """Rewrites the `rows` of a sequence in place, if `position` belongs to the `share` that carries copied spans.
 
-    Runs of natural text alternate with spans that repeat, token by token, a random earlier place of the rewritten row.
+    A sequence is one row of `seq_len` inputs and a last target, or one such row for each of its documents. Runs of
+    natural text alternate with spans that repeat, token by token, a random earlier place of the same rewritten row.
     Natural text goes on after a span where it stopped; what no longer fits at the end is dropped.
     """
+    draws = _draws(seed, position // _BLOCK, _spans_at_most(seq_len + 1))[position % _BLOCK]
+    if draws[0] < share:
+        for row in rows:
+            _copy_spans(row, draws)
+
+
+def _copy_spans(row: npt.NDArray[np.int64], draws: npt.NDArray[np.float64]) -> None:
     length = len(row)
-    draws = _draws(seed, position // _BLOCK, _spans_at_most(length))[position % _BLOCK]
-    if draws[0] >= share:
-        return
     natural = row.copy()
     runs = _between(draws[1::3], NATURAL_RUN)
     spans = _between(draws[2::3], COPIED_SPAN)
@@ -96,13 +162,7 @@ def _between(draws: npt.NDArray[np.float64], bounds: tuple[int, int]) -> npt.NDA
     return low + (draws * (high - low + 1)).astype(np.int64)
 
 
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, count: int) -> npt.NDArray[np.int64]:
-    # Sorting raw output keeps the order independent of how a NumPy release shuffles.
-    return np.argsort(_philox(seed, epoch).random_raw(count), kind="stable")
-
-
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _draws(seed: int, block: int, spans: int) -> npt.NDArray[np.float64]:
     """Uniform numbers in [0, 1) for `_BLOCK` positions: one that decides, then three for each pair of run and span."""
     raw = _philox(seed, _SPANS_STREAM + block).random_raw(_BLOCK * (1 + 3 * spans))

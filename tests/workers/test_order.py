@@ -102,7 +102,7 @@ def test_memory_mapped_tokens_stay_as_they_are(tmp_path: Path) -> None:
 
 def copied(length: int, *, position: int, seed: int = 0, share: float = 1.0) -> list[int]:
     row = np.arange(length, dtype=np.int64)
-    insert_copied_spans(row, share=share, seed=seed, position=position)
+    insert_copied_spans([row], seq_len=length - 1, share=share, seed=seed, position=position)
     return [int(token) for token in row]
 
 

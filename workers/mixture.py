@@ -1,0 +1,140 @@
+"""The training tokens of a stage: one or several sources in exact shares, packed, as batches of equal sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.corpus import Corpus, Tokens, open_corpus
+from workers.errors import CorpusError
+from workers.order import Turns
+from workers.packing import DocumentPacking, Packing, StreamPacking, documents_of
+from workers.spec import BlendedSource, DataMix, content_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sequences of one length, int64 of shape (sequences, seq_len) each.
+
+    `targets` hold the token after each input. `positions`, with packing "documents", count from 0 in every document, so
+    that a 0 is where the next one begins; None where each sequence is one text. Nothing is padded and nothing masked:
+    every input has a target and counts as one token of the budget, in the same way with both packings.
+    """
+
+    inputs: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Source:
+    """One source of a mixture. `salt` makes its order its own; the main source's is None."""
+
+    tokens: Tokens
+    packing: Packing
+    copied_spans: float
+    salt: str | None
+
+    def seed(self, seed: int) -> int:
+        return seed if self.salt is None else int(content_hash([seed, self.salt])[:16], 16)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingData:
+    """All sequences of a stage by position, without end. After n of them each source has had its share of n, give or
+    take one sequence; as sequences are equally long, that is its share of the tokens."""
+
+    seq_len: int
+    sources: tuple[Source, ...]
+    turns: Turns
+
+    def batch(self, *, seed: int, first: int, count: int) -> Batch:
+        """`count` sequences from position `first` on: a function of the seed and the positions alone.
+
+        So a resume, another batch size, several processes or readers ahead of time get the same sequences.
+        """
+        sequences = []
+        for position in range(first, first + count):
+            index, rank = self.turns.at(position)
+            source = self.sources[index]
+            sequences.append(
+                source.packing.read(
+                    source.tokens, seed=source.seed(seed), position=rank, copied_spans=source.copied_spans
+                )
+            )
+        positions = [sequence.positions for sequence in sequences if sequence.positions is not None]
+        return Batch(
+            inputs=np.stack([sequence.inputs for sequence in sequences]),
+            targets=np.stack([sequence.targets for sequence in sequences]),
+            positions=np.stack(positions) if positions else None,
+        )
+
+
+def open_training_data(store: Path, data: DataMix, *, seq_len: int, vocab_size: int | None = None) -> TrainingData:
+    """Opens every corpus of a mixture and plans its packing for one length.
+
+    `full_length_share` is that of the main source's sequences; blended ones have as many full ones as they have.
+
+    Args:
+        vocab_size: Tokens that the model knows; a corpus with more is refused.
+
+    Raises:
+        CorpusError: if a corpus is missing, too small or of another tokenizer, or the shares are no shares. The message
+            names the corpus.
+    """
+    _check(data)
+    opened = [open_corpus(store, corpus) for corpus in (data.corpus, *(part.corpus for part in data.blended))]
+    for corpus in opened:
+        if corpus.manifest.tokenizer != opened[0].manifest.tokenizer:
+            raise CorpusError(
+                f"corpora {opened[0].hash} and {corpus.hash} have different tokenizers: build both with one"
+                " (`longlaw data build --tokenizer`)"
+            )
+        if vocab_size is not None and corpus.vocab_size > vocab_size:
+            raise CorpusError(
+                f"corpus {corpus.hash} has {corpus.vocab_size} tokens, the model's vocab_size is {vocab_size}"
+            )
+    shares = [Fraction(str(part.share)) for part in data.blended]
+    parts: tuple[DataMix | BlendedSource, ...] = (data, *data.blended)
+    return TrainingData(
+        seq_len=seq_len,
+        sources=tuple(_open(corpus, part, data, seq_len) for corpus, part in zip(opened, parts, strict=True)),
+        turns=Turns.of([1 - sum(shares), *shares]),
+    )
+
+
+def plan_packing(corpus: Corpus, part: DataMix | BlendedSource, data: DataMix, *, seq_len: int) -> Packing:
+    """The packing of one source of `data`.
+
+    Raises:
+        CorpusError: if it has too few tokens; the message says how many qualify.
+    """
+    documents = documents_of(corpus.manifest, part.split, min_tokens=part.min_document_tokens)
+    try:
+        if data.packing == "stream":
+            return StreamPacking.of(documents, seq_len=seq_len)
+        share = part.full_length_share if isinstance(part, DataMix) else None
+        return DocumentPacking.of(documents, seq_len=seq_len, full_length_share=share)
+    except CorpusError as error:
+        raise CorpusError(f"corpus {corpus.hash}, {part.split} split: {error}") from None
+
+
+def _open(corpus: Corpus, part: DataMix | BlendedSource, data: DataMix, seq_len: int) -> Source:
+    return Source(
+        tokens=corpus.tokens(part.split),
+        packing=plan_packing(corpus, part, data, seq_len=seq_len),
+        copied_spans=part.copied_spans,
+        salt=f"{part.corpus}/{part.split}/{part.min_document_tokens}" if isinstance(part, BlendedSource) else None,
+    )
+
+
+def _check(data: DataMix) -> None:
+    if data.full_length_share is not None and data.packing != "documents":
+        raise CorpusError('full_length_share needs packing "documents": in a stream no sequence is one document')
+    parts = [(part.corpus, part.split, part.min_document_tokens) for part in data.blended]
+    if len(set(parts)) < len(parts):
+        raise CorpusError("two blended sources are the same split of the same corpus: add their shares")
