@@ -23,8 +23,9 @@ Losses = npt.NDArray[np.float32]
 
 #: Input tokens of one batch: enough to fill the arithmetic units, little enough for the activations of a micro model.
 BATCH_TOKENS = 8192
-#: Numbers in one block of logits (float32: 64 MiB).
-BLOCK_LOGITS = 1 << 24
+#: Rows and columns of one tile of logits: 1 MiB on a CPU, which its cache holds; enough work for a GPU's arithmetic.
+_CPU_TILE = (512, 512)
+_CUDA_TILE = (4096, 16_384)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,28 +43,61 @@ def score(model: Any, passes: Sequence[Pass], *, batch_tokens: int = BATCH_TOKEN
         model: A Hugging Face causal language model; it is put into evaluation mode.
         batch_tokens: Input tokens of one batch, padding included; it changes memory and speed, not the result.
     """
-    model.eval()
-    head = model.get_output_embeddings()
-    weight, bias = head.weight.detach().float(), getattr(head, "bias", None)
-    block = max(1, BLOCK_LOGITS // weight.shape[0])
+    weight, bias = _head(model)
     results: list[Losses] = [np.empty(0, dtype=np.float32) for _ in passes]
     with torch.inference_mode():
-        for batch in _batches(passes, batch_tokens):
-            width = _input_length(passes[batch[-1]])
-            inputs = torch.zeros((len(batch), width), dtype=torch.long)
-            for row, index in enumerate(batch):
-                ids = passes[index].ids[: _input_length(passes[index])]
-                inputs[row, : len(ids)] = torch.from_numpy(ids)
-            hidden = model.base_model(input_ids=inputs.to(weight.device), use_cache=False).last_hidden_state
-            counts = [len(passes[index].positions) for index in batch]
-            rows = np.repeat(np.arange(len(batch)), counts)
-            positions = np.concatenate([passes[index].positions for index in batch])
+        for batch, hidden in _hidden_batches(model, passes, batch_tokens):
             targets = np.concatenate([passes[index].ids[passes[index].positions] for index in batch])
-            picked = hidden[torch.from_numpy(rows), torch.from_numpy(positions - 1)]
-            losses = _head_losses(picked, weight, bias, torch.from_numpy(targets).to(weight.device), block)
+            losses = head_losses(hidden, weight, bias, torch.from_numpy(targets).to(weight.device)).cpu().numpy()
+            counts = [len(passes[index].positions) for index in batch]
             for index, part in zip(batch, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
                 results[index] = part
     return results
+
+
+def logits_at(model: Any, passes: Sequence[Pass], *, batch_tokens: int = BATCH_TOKENS) -> list[torch.Tensor]:
+    """Float32 logits of the asked tokens of each pass, shape (positions, vocabulary): for few positions."""
+    weight, bias = _head(model)
+    results = [torch.empty(0)] * len(passes)
+    with torch.inference_mode():
+        for batch, hidden in _hidden_batches(model, passes, batch_tokens):
+            logits = functional.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
+            counts = [len(passes[index].positions) for index in batch]
+            for index, part in zip(batch, torch.split(logits.cpu(), counts), strict=True):
+                results[index] = part
+    return results
+
+
+def head_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """NLL (nats, float32) of `targets`, shape (n,), from hidden states (n, width) and a head (vocabulary, width).
+
+    The logits are there tile by tile, in float32. Their log-partition is gathered on the way: with m the largest logit
+    so far and s the sum of exp(logit - m), a tile with largest logit t turns s into s exp(m - m') + sum exp(logit - m'),
+    m' = max(m, t) (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+    """
+    hidden = hidden.float()
+    n, (vocab_size, _) = len(hidden), weight.shape
+    n_rows, n_columns = _CPU_TILE if hidden.device.type == "cpu" else _CUDA_TILE
+    largest = torch.full((n, 1), torch.finfo(torch.float32).min, device=hidden.device)
+    total = torch.zeros((n, 1), device=hidden.device)
+    buffer = torch.empty(min(n, n_rows) * min(vocab_size, n_columns), device=hidden.device)
+    for left in range(0, vocab_size, n_columns):
+        columns = slice(left, min(left + n_columns, vocab_size))
+        piece = weight[columns].float().t()
+        for top in range(0, n, n_rows):
+            rows = slice(top, min(top + n_rows, n))
+            height, width = rows.stop - rows.start, columns.stop - columns.start
+            tile = torch.mm(hidden[rows], piece, out=buffer[: height * width].view(height, width))
+            if bias is not None:
+                tile += bias[columns].float()
+            higher = torch.maximum(largest[rows], tile.amax(1, keepdim=True))
+            part = tile.sub_(higher).exp_().sum(1, keepdim=True)
+            total[rows] = total[rows] * (largest[rows] - higher).exp_() + part
+            largest[rows] = higher
+    log_partition = (largest + total.log_())[:, 0]
+    return log_partition - _target_logits(hidden, weight, bias, targets, n_rows)
 
 
 def full_losses(
@@ -138,11 +172,35 @@ def _batches(passes: Sequence[Pass], batch_tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _head_losses(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, block: int
-) -> Losses:
-    parts = []
-    for part, wanted in zip(torch.split(hidden, block), torch.split(targets, block), strict=True):
-        logits = functional.linear(part.float(), weight, None if bias is None else bias.float())
-        parts.append(functional.cross_entropy(logits, wanted, reduction="none"))
-    return torch.cat(parts).cpu().numpy().astype(np.float32, copy=False)
+def _head(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    return head.weight.detach(), None if bias is None else bias.detach()
+
+
+def _hidden_batches(model: Any, passes: Sequence[Pass], batch_tokens: int) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Batches of indices, and the states (positions, width) from which their asked tokens are predicted."""
+    model.eval()
+    device = model.get_output_embeddings().weight.device
+    for batch in _batches(passes, batch_tokens):
+        width = _input_length(passes[batch[-1]])
+        inputs = torch.zeros((len(batch), width), dtype=torch.long)
+        for row, index in enumerate(batch):
+            ids = passes[index].ids[: _input_length(passes[index])]
+            inputs[row, : len(ids)] = torch.from_numpy(ids)
+        hidden = model.base_model(input_ids=inputs.to(device), use_cache=False).last_hidden_state
+        rows = np.repeat(np.arange(len(batch)), [len(passes[index].positions) for index in batch])
+        positions = np.concatenate([passes[index].positions for index in batch])
+        yield batch, hidden[torch.from_numpy(rows), torch.from_numpy(positions - 1)]
+
+
+def _target_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, n_rows: int
+) -> torch.Tensor:
+    logits = torch.cat(
+        [
+            (part * weight[wanted].float()).sum(1)
+            for part, wanted in zip(torch.split(hidden, n_rows), torch.split(targets, n_rows), strict=True)
+        ]
+    )
+    return logits if bias is None else logits + bias[targets].float()
