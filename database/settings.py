@@ -52,6 +52,11 @@ class Settings(BaseSettings):
         return url
 
     @property
+    def store_cache(self) -> Path:
+        """Where this machine mirrors a store that is a URL."""
+        return self.home / "store-cache"
+
+    @property
     def postgres_dir(self) -> Path:
         """The folder of the embedded server: below `home`, or below /var/lib where the server could not reach it.
 

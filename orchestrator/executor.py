@@ -58,7 +58,8 @@ class RayExecutor:
 
     Args:
         workers: how many processes.
-        store: folder of checkpoints, corpora and references, the same on every node.
+        store: folder or fsspec URL of checkpoints, corpora and references, the same on every node.
+        store_cache: where each node mirrors a store that is a URL.
         state_dir: where Ray's token is kept.
         address: HOST:PORT of a running Ray head; None starts a private Ray on this machine.
         niceness: of the workers of a private Ray; above 0 they yield to Postgres, the API and whatever else runs here.
@@ -74,8 +75,9 @@ class RayExecutor:
         self,
         *,
         workers: int,
-        store: Path,
+        store: Path | str,
         state_dir: Path,
+        store_cache: Path | None = None,
         address: str | None = None,
         niceness: int = 10,
         gpus_per_worker: float = 0.0,
@@ -83,7 +85,8 @@ class RayExecutor:
         stop_grace_s: float = 10.0,
     ) -> None:
         self._slots = {f"worker-{index + 1}": _Slot(name=f"worker-{index + 1}") for index in range(workers)}
-        self._store, self._state_dir, self._address = store, state_dir, address
+        self._store, self._store_cache = str(store), str(store_cache or state_dir / "store-cache")
+        self._state_dir, self._address = state_dir, address
         self._gpus_per_worker, self._niceness = gpus_per_worker, niceness
         self._silence_limit_s, self._stop_grace_s = silence_limit_s, stop_grace_s
         self._exits = ExitStack()
@@ -278,7 +281,7 @@ class RayExecutor:
             max_task_retries=0,
             max_concurrency=3,  # a poll that waits, beside a start and a stop
         )
-        slot.actor, slot.ready, slot.received = actor.remote(str(self._store)), False, 0
+        slot.actor, slot.ready, slot.received = actor.remote(self._store, self._store_cache), False, 0
         self._ask(slot)
 
     def _retire(self, slot: _Slot, reason: str) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import uuid
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.reports import Failed, Measured, Numbered, Progressed, Report, Saved, Stopped, Trained
+from workers.mirror import open_store
 from workers.results import TrainProgress
 from workers.spec import EvaluationRun, SegmentRun
 
@@ -42,12 +44,15 @@ class Worker:
     """One process's worth of work.
 
     Args:
-        store: the folder of checkpoints, corpora and references.
+        store: folder or fsspec URL of checkpoints, corpora and references.
+        store_cache: where a store at a URL is mirrored on this machine.
         threads: torch's threads; one per process is fastest where cores are shared.
         die_with_parent: end with the raylet (Linux), so that no orphan trains on when a node's Ray dies.
     """
 
-    def __init__(self, store: str, *, threads: int = 1, die_with_parent: bool = True) -> None:
+    def __init__(
+        self, store: str, store_cache: str | None = None, *, threads: int = 1, die_with_parent: bool = True
+    ) -> None:
         if die_with_parent and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # Imported here and once: seconds of import would otherwise be paid by the first attempt.
@@ -57,7 +62,7 @@ class Worker:
         import workers.train  # noqa: F401
 
         torch.set_num_threads(threads)
-        self._store = Path(store)
+        self._store = open_store(store, cache=Path(store_cache or tempfile.gettempdir()))
         self._news = threading.Condition()
         self._spool: list[Numbered] = []
         self._number = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -39,6 +38,9 @@ from orchestrator.failures import failure_of
 from orchestrator.refit import FitProcess
 from orchestrator.reports import FINAL, Failed, Lost, Measured, Progressed, Saved, Stopped, Trained, WorkerReport
 from orchestrator.scheduler_settings import SchedulerSettings
+from workers import mirror
+from workers.errors import StoreError
+from workers.leftovers import remove_unfinished
 from workers.results import TrainProgress
 from workers.spec import EvaluationRun, SegmentRun
 
@@ -97,6 +99,7 @@ class Scheduler:
         self._stopping = False
         self._evaluation_next = False
         self._progress: dict[uuid.UUID, TrainProgress] = {}
+        self._training: dict[uuid.UUID, str] = {}
         self._tended_at_s = self._survey_at_s = -1e9
         self._database_wait_s = 0.0
 
@@ -262,6 +265,7 @@ class Scheduler:
         run = claim.run
         if isinstance(run, SegmentRun):
             run = dataclasses.replace(run, recovery_every_steps=self._settings.recovery_steps)
+            self._training[claim.token] = claim.key
         self._executor.launch((worker,), claim.token, run)
         logger.info("%s %s %s of %s", worker, "measures" if evaluation else "trains", claim.key, claim.scale)
         return True
@@ -309,9 +313,18 @@ class Scheduler:
         if not current:
             logger.info("a report of %s was superseded and changed nothing", item.worker)
         for path in pruned:  # row first, then file: a file without a row is harmless, a row without its file is not
-            shutil.rmtree(self._store / path, ignore_errors=True)
+            self._remove(path)
         if isinstance(report, FINAL):
             self._progress.pop(report.token, None)
+            segment = self._training.pop(report.token, None)
+            if segment is not None and isinstance(report, Failed | Lost | Stopped):
+                remove_unfinished(self._store, segment)
+
+    def _remove(self, path: str) -> None:
+        try:
+            mirror.remove(self._store, path)
+        except StoreError as error:
+            logger.warning("a checkpoint that nothing needs was left in the store: %s", error)
 
 
 def main() -> int:
@@ -323,7 +336,8 @@ def main() -> int:
         store = _store(settings)
         executor = RayExecutor(
             workers=options.workers,
-            store=store,
+            store=settings.store,
+            store_cache=settings.store_cache,
             state_dir=settings.home,
             address=options.ray_address,
             niceness=options.worker_niceness,
@@ -339,7 +353,7 @@ def main() -> int:
                 scheduler.run()
         else:
             scheduler.close()
-    except (DatabaseError, OrchestratorError) as error:
+    except (DatabaseError, OrchestratorError, StoreError) as error:
         print(f"The scheduler cannot start: {error}", file=sys.stderr)
         return 1
     return 0
@@ -363,11 +377,7 @@ def _engine(settings: Settings) -> Engine:
 
 
 def _store(settings: Settings) -> Path:
-    if "://" in settings.store:
-        raise OrchestratorError(f"LONGLAW_STORE must be a folder that all workers see, not {settings.store!r}")
-    store = Path(settings.store).expanduser().absolute()
-    store.mkdir(parents=True, exist_ok=True)
-    return store
+    return mirror.open_store(settings.store, cache=settings.store_cache)
 
 
 def _is_dead(other: leading.SchedulerProcess) -> bool:

@@ -36,6 +36,7 @@ from workers.errors import (
     CheckpointMissingError,
     StoreFullError,
 )
+from workers.leftovers import CHECKPOINTS, UNFINISHED
 from workers.spec import CheckpointRef, Segment, StoredCheckpoint, canonical_json
 
 FORMAT = 1
@@ -45,9 +46,7 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 
-_FOLDER = "checkpoints"
 _STEP_DIGITS = 12
-_UNFINISHED = ".unfinished"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -62,12 +61,12 @@ class CheckpointState:
 
 def relative_path(ref: CheckpointRef) -> str:
     """Where a checkpoint lies below the store's root."""
-    return f"{_FOLDER}/{ref.segment}/{ref.step:0{_STEP_DIGITS}d}"
+    return f"{CHECKPOINTS}/{ref.segment}/{ref.step:0{_STEP_DIGITS}d}"
 
 
 def list_checkpoints(store: Path, segment: str) -> tuple[CheckpointRef, ...]:
     """Complete checkpoints of a segment, by rising step. Unfinished ones are no checkpoints and are not listed."""
-    folder = store / _FOLDER / segment
+    folder = store / CHECKPOINTS / segment
     if not folder.is_dir():
         return ()
     steps = sorted(
@@ -142,7 +141,7 @@ def write_content(store: Path, segment: Segment, step: int, content: CheckpointC
     """
     ref = CheckpointRef(segment=segment.id, step=step)
     home = store / relative_path(ref)
-    building = home.with_name(f".{home.name}-{uuid.uuid4().hex}{_UNFINISHED}")
+    building = home.with_name(f".{home.name}-{uuid.uuid4().hex}{UNFINISHED}")
     try:
         _make_durable_folder(home.parent)
         building.mkdir()
@@ -158,12 +157,6 @@ def write_content(store: Path, segment: Segment, step: int, content: CheckpointC
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return StoredCheckpoint(ref=ref, path=relative_path(ref), digest=digest), size_bytes
-
-
-def remove_unfinished(store: Path, segment: str) -> None:
-    """Removes what killed writers of a segment left behind; only for whoever knows that nobody is writing."""
-    for path in (store / _FOLDER / segment).glob(f".*{_UNFINISHED}"):
-        shutil.rmtree(path)
 
 
 def _write_files(folder: Path, segment: Segment, step: int, content: CheckpointContent) -> None:
@@ -205,7 +198,7 @@ def _settle(building: Path, home: Path, digest: str) -> None:
         try:
             existing = _digest(home)
         except (CheckpointCorruptError, CheckpointMissingError):
-            aside = building.with_name(f".{home.name}-{uuid.uuid4().hex}{_UNFINISHED}")
+            aside = building.with_name(f".{home.name}-{uuid.uuid4().hex}{UNFINISHED}")
             home.rename(aside)
             shutil.rmtree(aside)
             continue

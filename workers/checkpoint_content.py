@@ -88,9 +88,10 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _config(model: nn.Module) -> dict[str, Any]:
     """The configuration as Hugging Face reads it. The library's version does not change what the weights are."""
-    config: dict[str, Any] = model.config.to_diff_dict()
+    settings: Any = model.config
+    config: dict[str, Any] = settings.to_diff_dict()
     config.pop("transformers_version", None)
-    if getattr(model.config, "qk_conv_kernel", 0):
+    if getattr(settings, "qk_conv_kernel", 0):
         config["model_type"] = CONVOLVED_TYPE
     else:
         config["architectures"] = [type(model).__name__]

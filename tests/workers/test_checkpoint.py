@@ -17,13 +17,15 @@ from tests.workers.tiny_training import SHAPE, segment_of, short_stage, trained
 from workers import checkpoint
 from workers.checkpoint_content import CONVOLVED_TYPE
 from workers.errors import CheckpointConflictError, CheckpointCorruptError, CheckpointMissingError
+from workers.leftovers import remove_unfinished
 from workers.model import built_rope_base, load_weights
-from workers.spec import CheckpointRef, Segment, StoredCheckpoint
+from workers.spec import CheckpointRef, ModelShape, Segment, StoredCheckpoint
 
 SEGMENT = segment_of("short_trunk", short_stage("corpus"))
 
 
 def written(store: Path, step: int = 1, *, segment: Segment = SEGMENT, seed: int = 0) -> StoredCheckpoint:
+    assert isinstance(segment.shape, ModelShape)
     model, optimizer = trained(segment.shape, seed=seed)
     stored, size_bytes = checkpoint.write(store, segment, step, model=model, optimizers=(optimizer,))
     assert size_bytes == sum(file.stat().st_size for file in (store / stored.path).iterdir())
@@ -77,8 +79,9 @@ def test_checkpoint_of_a_convolved_model_is_refused_where_its_convolutions_would
 
 def test_checkpoint_of_a_plain_model_opens_in_hugging_face_with_its_tied_head(tmp_path: Path) -> None:
     """B41: the head, absent from the file, follows the embedding and nothing is newly initialised."""
-    segment = dataclasses.replace(SEGMENT, shape=dataclasses.replace(SHAPE, qk_conv_kernel=0))
-    model, optimizer = trained(segment.shape)
+    shape = dataclasses.replace(SHAPE, qk_conv_kernel=0)
+    segment = dataclasses.replace(SEGMENT, shape=shape)
+    model, optimizer = trained(shape)
     stored, _ = checkpoint.write(tmp_path, segment, 1, model=model, optimizers=(optimizer,))
     opened, report = AutoModelForCausalLM.from_pretrained(tmp_path / stored.path, output_loading_info=True)
     assert isinstance(opened, LlamaForCausalLM)
@@ -112,7 +115,7 @@ def test_leftovers_are_neither_listed_nor_found(tmp_path: Path) -> None:
     assert checkpoint.list_checkpoints(tmp_path, SEGMENT.id) == (stored.ref,)
     with pytest.raises(CheckpointMissingError):
         checkpoint.find(tmp_path, CheckpointRef(segment=SEGMENT.id, step=3))
-    checkpoint.remove_unfinished(tmp_path, SEGMENT.id)
+    remove_unfinished(tmp_path, SEGMENT.id)
     assert not leftover.exists()
     assert checkpoint.find(tmp_path, stored.ref) == stored
 
