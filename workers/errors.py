@@ -13,7 +13,8 @@ WorkerError
 ├── StoreFullError          no space left while saving
 ├── StoreError              a store at a URL cannot be opened, read or written
 ├── CorpusError             a corpus cannot be built, found or verified
-└── ReferenceModelError     the reference model cannot be loaded or does not fit the documents
+├── ReferenceModelError     the reference model cannot be loaded or does not fit the documents
+└── ProbeError              a probe or a task cannot be made at the length asked for, or not with this model
 """
 
 from __future__ import annotations
@@ -87,3 +88,7 @@ class CorpusError(WorkerError):
 
 class ReferenceModelError(WorkerError):
     """The reference model cannot be loaded, or cannot score the documents."""
+
+
+class ProbeError(WorkerError):
+    """A probe's prompts cannot be made as asked for, or the model does not show what the probe looks at."""

@@ -74,7 +74,7 @@ def head_losses(
     """NLL (nats, float32) of `targets`, shape (n,), from hidden states (n, width) and a head (vocabulary, width).
 
     The logits are there tile by tile, in float32. Their log-partition is gathered on the way: with m the largest logit
-    so far and s the sum of exp(logit - m), a tile with largest logit t turns s into s exp(m - m') + sum exp(logit - m'),
+    so far and s the sum of exp(logit - m), a tile whose largest is t makes s into s exp(m - m') + sum exp(logit - m'),
     m' = max(m, t) (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
     """
     hidden = hidden.float()
