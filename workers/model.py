@@ -31,34 +31,46 @@ _KEY_TAPS = (0.5, 0.5)
 
 class _CausalTaps(torch.autograd.Function):
     """y[t] = sum over j of taps[j] * u[t - j], per channel. Written out because autograd would allocate a zeroed copy
-    of the gradient for every shifted slice."""
+    of the gradient for every shifted slice. With `positions`, a sum ends where its document begins: j <= position."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, taps: Tensor) -> Tensor:
+    def forward(ctx: Any, u: Tensor, taps: Tensor, positions: Tensor | None) -> Tensor:
         ctx.save_for_backward(u, taps)
+        ctx.positions = positions
         y = u * taps[0]
         for j in range(1, len(taps)):
-            y[:, j:].addcmul_(u[:, :-j], taps[j])
+            y[:, j:].addcmul_(_within_document(u[:, :-j], positions, j), taps[j])
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         u, taps = ctx.saved_tensors
         (g,) = gradients
         gradient = g * taps[0]
         of_taps = [(g * u).sum((0, 1))]
         for j in range(1, len(taps)):
-            gradient[:, :-j].addcmul_(g[:, j:], taps[j])
-            of_taps.append((g[:, j:] * u[:, :-j]).sum((0, 1)))
-        return gradient, torch.stack(of_taps)
+            later = _within_document(g[:, j:], ctx.positions, j)
+            gradient[:, :-j].addcmul_(later, taps[j])
+            of_taps.append((later * u[:, :-j]).sum((0, 1)))
+        return gradient, torch.stack(of_taps), None
+
+
+def _within_document(shifted: Tensor, positions: Tensor | None, taps_back: int) -> Tensor:
+    """Zero where a document began fewer than `taps_back` tokens before."""
+    if positions is None:
+        return shifted
+    return shifted.masked_fill((positions[:, taps_back:] < taps_back)[..., None], 0.0)
 
 
 class ConvolvedProjection(nn.Linear):
     """A bias-free projection u = W x, followed along the sequence by y[t] = sum over j of kernel[:, 0, j] * u[t - j].
 
     `kernel` has the layout of a depthwise `Conv1d` weight but for the order of taps: (channels, 1, taps), newest first.
-    It sees whole sequences from their first token on; it keeps no past for token-by-token generation.
+    It sees whole sequences from their first token on; it keeps no past for token-by-token generation. While `positions`
+    are set (`workers.attention`), it does not look across the beginning of a document.
     """
+
+    positions: Tensor | None = None
 
     def __init__(self, projection: nn.Linear, *, kernel: int, taps: tuple[float, ...]) -> None:
         super().__init__(projection.in_features, projection.out_features, bias=False)
@@ -70,7 +82,7 @@ class ConvolvedProjection(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         taps = self.kernel.squeeze(1).t().contiguous()
-        convolved: Tensor = _CausalTaps.apply(F.linear(input, self.weight), taps)  # type: ignore[no-untyped-call]
+        convolved: Tensor = _CausalTaps.apply(F.linear(input, self.weight), taps, self.positions)  # type: ignore[no-untyped-call]
         return convolved
 
 
