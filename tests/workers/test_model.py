@@ -126,8 +126,20 @@ def test_convolution_agrees_with_a_depthwise_conv1d_and_its_gradient_with_finite
     taps = torch.randn(3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = taps.flip(0).t().unsqueeze(1)
     expected = F.conv1d(F.pad(u.transpose(1, 2), (2, 0)), weight, groups=3).transpose(1, 2)
-    torch.testing.assert_close(_CausalTaps.apply(u, taps), expected)  # type: ignore[no-untyped-call]
-    assert torch.autograd.gradcheck(_CausalTaps.apply, (u, taps))
+    torch.testing.assert_close(_CausalTaps.apply(u, taps, None), expected)  # type: ignore[no-untyped-call]
+    assert torch.autograd.gradcheck(_CausalTaps.apply, (u, taps, None))
+
+
+def test_convolution_of_packed_documents_is_that_of_each_and_its_gradient_agrees_with_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(2, 7, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    taps = torch.randn(3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    positions = torch.tensor([[0, 1, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0]])
+    packed = _CausalTaps.apply(u, taps, positions)  # type: ignore[no-untyped-call]
+    for row, begin, end in ((0, 0, 2), (0, 2, 3), (0, 3, 7), (1, 0, 6), (1, 6, 7)):
+        alone = _CausalTaps.apply(u[row : row + 1, begin:end], taps, None)  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(packed[row, begin:end], alone[0])
+    assert torch.autograd.gradcheck(_CausalTaps.apply, (u, taps, positions))
 
 
 def test_logits_do_not_see_the_future() -> None:
