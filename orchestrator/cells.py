@@ -229,13 +229,19 @@ def rules_in_steps(
     for index, rule in enumerate(rules):
         place = at + pointer(index)
         observed = ObservationRule(name="raw")
-        if rule.m is not None and rule.spacing is not None:
+        if rule.spacing is not None:
             tokens = rule.spacing.tokens_for(scale.shape.n_params)
             if message := rounding_problem(tokens, scale.long.tokens_per_step, grid.rounding_tolerance):
                 problems.append(Problem(pointer=f"{place}/spacing", message=f"scale {scale.name}: {message}"))
                 continue
             spacing_steps = steps_for(tokens, scale.long.tokens_per_step)
-            observed = ObservationRule(name=rule.name, m=rule.m, spacing_steps=spacing_steps)
+            observed = ObservationRule(
+                name=rule.name,
+                m=rule.m or 0,
+                spacing_steps=spacing_steps,
+                decay=rule.decay,
+                density=rule.density,
+            )
         if in_steps.setdefault(rule.text, observed) != observed:
             message = f"pool {rule.text!r} has two rules for the same cells; one series holds one value of a cell"
             problems.append(Problem(pointer=f"{place}/pool", message=message))
@@ -264,11 +270,19 @@ def _misfits(block: _Block) -> Iterator[Problem]:
             message = f"{cell}: {asked.steps} steps are fewer than the warm-up, {block.scale.long.warmup_steps}"
             yield Problem(pointer=asked.pointer, message=f"{message}; lower recipe.long.warmup_steps or raise D_l")
         for text, rule in block.rules.items():
-            oldest = rule.source_steps(asked.steps)[0]
-            if oldest <= 0:
+            steps = rule.source_steps(asked.steps)
+            # With fewer a rule is the raw checkpoint under another name: the oldest of one_sqrt weighs nothing.
+            fewest = {"raw": 1, "one_sqrt": 3}.get(rule.name, 2)
+            if len(steps) < fewest:
+                message = (
+                    f"{cell}: {text} finds {len(steps)} of the {fewest} checkpoints it needs, {rule.spacing_steps} "
+                    f"steps apart back from step {asked.steps}; lower spacing, or raise D_l"
+                )
+                yield Problem(pointer=asked.pointer, message=message)
+            elif steps[0] <= 0:
                 message = (
                     f"{cell}: {text} reads {rule.m} checkpoints {rule.spacing_steps} steps apart up to step "
-                    f"{asked.steps}: the oldest would lie at step {oldest}; lower m or spacing, or raise D_l"
+                    f"{asked.steps}: the oldest would lie at step {steps[0]}; lower m or spacing, or raise D_l"
                 )
                 yield Problem(pointer=asked.pointer, message=message)
 

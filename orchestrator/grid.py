@@ -54,8 +54,24 @@ class CellSeedSettings(Settings):
     long: Seeds | None = None
 
 
+#: What each rule takes beside its name and pool. `m` may be left out; the rest is needed.
+_RULE_PARAMETERS: Mapping[RuleName, tuple[str, ...]] = {
+    "raw": (),
+    "last_m": ("m", "spacing"),
+    "one_sqrt": ("m", "spacing"),
+    "ema": ("m", "spacing", "decay"),
+    "dare": ("m", "spacing", "density"),
+    "ties": ("m", "spacing", "density"),
+}
+_RULE_NEEDS = {
+    "spacing": 'the tokens between its checkpoints, such as 2_048 or "2N"',
+    "decay": "the factor by which a checkpoint one spacing older weighs less, such as 0.9",
+    "density": "the share of coordinates that it keeps, such as 0.5",
+}
+
+
 class RuleSettings(Settings):
-    """An observation rule as written: the spacing may be a multiple of N.
+    """An observation rule as written: the spacing may be a multiple of N. Without `m` all checkpoints are read.
 
     Rules of one `pool` belong to one series whatever their parameters: the paper observes S1-S4 at a spacing of 2N and
     S5 at 1N, and fits them together. Without it, rules are pooled only if they are written alike.
@@ -65,29 +81,32 @@ class RuleSettings(Settings):
     pool: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")] = None
     m: Annotated[Count | None, Field(ge=2, le=1000, validate_default=True)] = None
     spacing: Annotated[TokenBudget | None, Field(validate_default=True)] = None
+    decay: Annotated[Positive | None, Field(lt=1, validate_default=True)] = None
+    density: Annotated[Ratio | None, Field(validate_default=True)] = None
 
-    @field_validator("m")
+    @field_validator("m", "spacing", "decay", "density")
     @classmethod
-    def _m_fits_rule(cls, m: int | None, info: ValidationInfo) -> int | None:
-        if info.data.get("name") == "raw" and m is not None:
-            raise ValueError("raw reads one checkpoint; m belongs to last_m")
-        return 4 if info.data.get("name") == "last_m" and m is None else m
-
-    @field_validator("spacing")
-    @classmethod
-    def _spacing_fits_rule(cls, spacing: Budget | None, info: ValidationInfo) -> Budget | None:
-        if info.data.get("name") == "raw" and spacing is not None:
-            raise ValueError("raw reads one checkpoint; spacing belongs to last_m")
-        if info.data.get("name") == "last_m" and spacing is None:
-            raise ValueError('last_m needs the tokens between its checkpoints, such as 2_048 or "2N"')
-        return spacing
+    def _fits_rule(cls, value: Any, info: ValidationInfo) -> Any:
+        name, field = info.data.get("name"), info.field_name
+        if name is None or field is None:
+            return value
+        if value is not None and field not in _RULE_PARAMETERS[name]:
+            takers = ", ".join(rule for rule, parameters in _RULE_PARAMETERS.items() if field in parameters)
+            raise ValueError(f"{name} has no {field}; {field} belongs to {takers}")
+        if value is None and field in _RULE_PARAMETERS[name] and field in _RULE_NEEDS:
+            raise ValueError(f"{name} needs {_RULE_NEEDS[field]}")
+        if name == "one_sqrt" and field == "m" and value == 2:
+            raise ValueError("one_sqrt needs at least 3: the oldest weighs nothing, and of 2 the raw one would remain")
+        return 4 if name == "last_m" and field == "m" and value is None else value
 
     @property
     def text(self) -> str:
         """What names the rule in its series: its pool, else its parameters as written, the same for every scale."""
         if self.pool is not None:
             return self.pool
-        return "raw" if self.name == "raw" else f"{self.name}(m={self.m}, spacing={self.spacing})"
+        given = {field: getattr(self, field) for field in _RULE_PARAMETERS[self.name]}
+        parameters = ", ".join(f"{field}={value}" for field, value in given.items() if value is not None)
+        return f"{self.name}({parameters})" if parameters else self.name
 
 
 Rules = Annotated[tuple[RuleSettings, ...], Field(min_length=1)]

@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -115,17 +116,18 @@ def ties(sources: Sequence[Source], numel: int, *, density: float) -> Iterator[T
     trims = _trims(oldest, newer, numel, density)
     for begin, end in _blocks(numel):
         reference = oldest(begin, end).float()
-        zeros = torch.zeros(end - begin, dtype=torch.float64)
-        positive, positives, negative, negatives = zeros, zeros.clone(), zeros.clone(), zeros.clone()
+        total, positive = np.zeros((2, end - begin))
+        positives, negatives = np.zeros((2, end - begin), dtype=np.int16)
         for source, trim in zip(newer, trims, strict=True):
             delta = trim(source(begin, end).float().sub_(reference))
-            positive.add_(delta.clamp(min=0))
-            positives.add_(delta > 0)
-            negative.add_(delta.clamp(max=0))
-            negatives.add_(delta < 0)
-        plus = positive + negative >= 0
-        agreeing = torch.where(plus, positive, negative)
-        yield agreeing.div_(torch.where(plus, positives, negatives).clamp_(min=1)).add_(reference)
+            total += delta
+            positive += np.maximum(delta, 0)
+            positives += delta > 0
+            negatives += delta < 0
+        plus = total >= 0
+        agreeing = np.where(plus, positive, total - positive)
+        agreeing /= np.maximum(np.where(plus, positives, negatives), 1)
+        yield torch.from_numpy(agreeing).add_(reference)
 
 
 def random_masks(*, seed: int, tensor: str, index: int, density: float) -> Masks:
@@ -176,14 +178,15 @@ class _Trim:
     threshold: int
     equal: int
 
-    def __call__(self, delta: Tensor) -> Tensor:
-        magnitudes = _magnitudes(delta)
+    def __call__(self, delta: Tensor) -> npt.NDArray[np.float32]:
+        magnitudes, values = _magnitudes(delta), delta.numpy()
         kept = magnitudes > self.threshold
         if self.equal:
-            at_threshold = (magnitudes == self.threshold).nonzero().squeeze(1)[: self.equal]
+            at_threshold = np.flatnonzero(magnitudes == self.threshold)[: self.equal]
             self.equal -= len(at_threshold)
             kept[at_threshold] = True
-        return delta.mul_(kept)
+        values *= kept
+        return values
 
 
 def _trims(oldest: Source, newer: Sequence[Source], numel: int, density: float) -> list[_Trim]:
@@ -206,7 +209,7 @@ def _trims(oldest: Source, newer: Sequence[Source], numel: int, density: float) 
     return trims
 
 
-def _largest(counts: np.ndarray, wanted: int) -> tuple[int, int]:
+def _largest(counts: npt.NDArray[np.int64], wanted: int) -> tuple[int, int]:
     """The bin that holds the `wanted`-th largest, and how many of that bin are among the `wanted` largest."""
     from_top = np.cumsum(counts[::-1])
     place = int(np.searchsorted(from_top, wanted))
@@ -214,16 +217,16 @@ def _largest(counts: np.ndarray, wanted: int) -> tuple[int, int]:
     return len(counts) - 1 - place, wanted - above
 
 
-def _all_magnitudes(oldest: Source, newer: Sequence[Source], numel: int) -> Iterator[tuple[int, np.ndarray]]:
+def _all_magnitudes(oldest: Source, newer: Sequence[Source], numel: int) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
     for begin, end in _blocks(numel):
         reference = oldest(begin, end).float()
         for number, source in enumerate(newer):
-            yield number, _magnitudes(source(begin, end).float().sub_(reference)).numpy()
+            yield number, _magnitudes(source(begin, end).float().sub_(reference))
 
 
-def _magnitudes(delta: Tensor) -> Tensor:
-    """The bit patterns of |delta|, float32, as int32 that sort like the numbers; NaN is above all of them."""
-    return delta.abs().view(torch.int32)
+def _magnitudes(delta: Tensor) -> npt.NDArray[np.int32]:
+    """The bit patterns of |delta|, float32, as integers that sort like the numbers; NaN is above all of them."""
+    return delta.abs().numpy().view(np.int32)
 
 
 def _blocks(numel: int) -> Iterator[tuple[int, int]]:

@@ -107,7 +107,7 @@ def test_every_problem_is_reported_at_its_place() -> None:
         ("rules", [{"name": "last_m", "m": 1, "spacing": 16}], "/rules/0/m", "must be at least 2, not 1"),
         ("rules", [{"name": "last_m"}], "/rules/0/spacing", "last_m needs the tokens between its checkpoints"),
         ("rules", [{"name": "raw", "m": 4}], "/rules/0/m", "m belongs to last_m"),
-        ("rules", [{"name": "ema"}], "/rules/0/name", "must be 'raw' or 'last_m', not 'ema'"),
+        ("rules", [{"name": "emma"}], "/rules/0/name", "must be 'raw', 'last_m', 'one_sqrt', 'ema', 'dare' or 'ties'"),
         ("rules", [], "/rules", "must not be empty"),
         ("seeds/short", [-1], "/seeds/short/0", "must be at least 0, not -1"),
         ("fit/holdout", "largest", "/fit/holdout", 'must be null, "long_tokens=largest" or "scale=NAME"'),
