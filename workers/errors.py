@@ -3,7 +3,7 @@
 WorkerError
 ├── ModelMismatchError      the built model is not the one asked for (N, RoPE base, digest)
 ├── ModelMissingError       a folder holds no model that could be used
-├── DivergedError           the loss or its gradient became NaN or infinite: the user's failure, with the step
+├── DivergedError           the loss became NaN or infinite, or rose too far: the user's failure, with the step
 ├── SegmentRunError         start, steps to save and segment of a run contradict each other
 ├── CheckpointError
 │   ├── CheckpointMissingError
@@ -36,18 +36,39 @@ class ModelMissingError(WorkerError):
 
 
 class DivergedError(WorkerError):
-    """Training produced a loss or a gradient that is not finite; `step` is the update not made, 1-based."""
+    """A loss or a gradient is not finite, or the mean loss rose too far; `step` is the update not made, 1-based.
 
-    def __init__(self, *, step: int, loss: float, gradient_norm: float | None = None) -> None:
-        what = f"loss is {loss}" if gradient_norm is None else f"the gradient's norm is {gradient_norm} (loss {loss})"
-        super().__init__(f"{what} at step {step}: lower the learning rate or check the data")
+    `best_mean` is the lowest mean loss before, where `loss` is a mean that rose above it. `good_step` is that of the
+    last checkpoint before things went wrong; None if there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        loss: float,
+        gradient_norm: float | None = None,
+        best_mean: float | None = None,
+        good_step: int | None = None,
+    ) -> None:
+        if best_mean is not None:
+            what = f"mean loss is {loss:.3f}, after a best of {best_mean:.3f},"
+        elif gradient_norm is not None:
+            what = f"the gradient's norm is {gradient_norm} (loss {loss})"
+        else:
+            what = f"loss is {loss}"
+        good = "" if good_step is None else f"; the last good checkpoint is that of step {good_step}"
+        super().__init__(f"{what} at step {step}: lower the learning rate or check the data{good}")
         self.step = step
         self.loss = loss
         self.gradient_norm = gradient_norm
+        self.best_mean = best_mean
+        self.good_step = good_step
 
     def __reduce__(self) -> tuple[Callable[[], DivergedError], tuple[()]]:
         """Keyword-only arguments do not survive the default pickling, and this error crosses processes."""
-        return partial(DivergedError, step=self.step, loss=self.loss, gradient_norm=self.gradient_norm), ()
+        arguments = {name: getattr(self, name) for name in ("step", "loss", "gradient_norm", "best_mean", "good_step")}
+        return partial(DivergedError, **arguments), ()
 
 
 class SegmentRunError(WorkerError):
