@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import exists, func, select, tuple_
+from sqlalchemy import and_, exists, func, select, tuple_
 from sqlalchemy.orm import Session, sessionmaker
 
 from database.models import Cell, CellEvaluation, Fit, Grid, Observation, Series
@@ -55,7 +55,7 @@ class ObservationRecord:
     evaluation_id: str | None
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int
@@ -123,6 +123,11 @@ def grid_standing(session: Session, grid_id: uuid.UUID) -> GridStanding | None:
 def grid_exists(session: Session, grid_id: uuid.UUID) -> bool:
     """Whether there is a grid of that id."""
     return bool(session.scalar(select(exists().where(Grid.id == grid_id))))
+
+
+def grid_document(session: Session, grid_id: uuid.UUID) -> dict[str, Any] | None:
+    """A grid as it was submitted; None where there is none of that id."""
+    return session.scalar(select(Grid.document).where(Grid.id == grid_id))
 
 
 def list_observations(
@@ -198,9 +203,13 @@ def list_series(session: Session, *, series_id: str | None = None) -> list[Serie
 
 
 def distinct_points(session: Session, series_id: str) -> int:
-    """How many different (N, D_s, D_l) the observations of a series have: what decides whether a law can be fitted."""
+    """How many different (N, D_s, D_l) the observations of a series have: what decides whether a law can be fitted.
+
+    Observations without D_s do not count: the law has a term of it.
+    """
+    known = and_(Observation.series_id == series_id, Observation.short_tokens.is_not(None))
     points = tuple_(Observation.n_params, Observation.short_tokens, Observation.long_tokens)
-    return session.scalars(select(func.count(points.distinct())).where(Observation.series_id == series_id)).one()
+    return session.scalars(select(func.count(points.distinct())).where(known)).one()
 
 
 def _grid(row: Grid, state: str) -> GridRecord:

@@ -83,7 +83,7 @@ class Client:
         Args:
             grid: a mapping, or the text of a grid file in YAML.
         """
-        return _read_plan(self._ask("POST", "/v1/grids:plan", **_grid_body(grid)))
+        return _read_document(self._ask("POST", "/v1/grids:plan", **_grid_body(grid)))
 
     def submit(self, grid: Document, *, idempotency_key: str | None = None) -> GridCreated:
         """Launches a grid. A lost answer is asked for again with the same key, so that one grid comes of it.
@@ -111,6 +111,10 @@ class Client:
     def grid(self, grid_id: str) -> GridDetail:
         """One grid: state, progress, what runs and what waits."""
         return self._get(GridDetail, f"/v1/grids/{_id(grid_id)}")
+
+    def document(self, grid_id: str) -> dict[str, Any]:
+        """The grid file as it was submitted, each number a text as it was written; plan or submit it again as it is."""
+        return _read_document(self._ask("GET", f"/v1/grids/{_id(grid_id)}/document"))
 
     def cells(self, grid_id: str) -> Iterator[Cell]:
         """The cells of a grid with their values, in the order of its plan."""
@@ -244,7 +248,7 @@ def _read(model: type[B], response: httpx.Response) -> B:
         raise _foreign(response) from None
 
 
-def _read_plan(response: httpx.Response) -> dict[str, Any]:
+def _read_document(response: httpx.Response) -> dict[str, Any]:
     try:
         return _Document.validate_json(response.content)
     except ValidationError:

@@ -21,7 +21,7 @@ from api.errors import (
 from api.models import Cell, GridCreated, GridDetail, GridSummary, Page
 from api.paging import DEFAULT_LIMIT, Cursor, Limit, decode_cursor, encode_cursor, time_key
 from database.idempotency import hold_key, store_answer, stored_answer
-from database.reading import grid_exists, grid_standing, list_grids, reading
+from database.reading import grid_document, grid_exists, grid_standing, list_grids, reading
 from database.reading_cells import list_cells
 from orchestrator.errors import Problem
 from orchestrator.grid import Grid, parse_grid
@@ -156,6 +156,16 @@ def get_grid(grid_id: ResourceId, sessions: Sessions) -> GridDetail:
     if standing is None:
         raise ResourceNotFoundError(f"There is no grid {grid_id}.")
     return GridDetail.of(standing.grid, standing.progress, standing)
+
+
+@router.get("/grids/{grid_id}/document")
+def get_document(grid_id: ResourceId, sessions: Sessions) -> dict[str, Any]:
+    """The grid file as it was submitted, each number a text as it was written: plan or submit it again as it is."""
+    with reading(sessions) as session:
+        document = grid_document(session, grid_id)
+    if document is None:
+        raise ResourceNotFoundError(f"There is no grid {grid_id}.")
+    return document
 
 
 @router.get("/grids/{grid_id}/cells")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -210,6 +211,15 @@ def test_failed_submission_keeps_no_key(http: httpx.Client, sessions: sessionmak
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE idempotency_keys DROP CONSTRAINT no"))
     assert http.post("/v1/grids", json=document(), headers={"Idempotency-Key": "k"}).status_code == 201
+
+
+def test_document_comes_back_as_written_and_plans_again(http: httpx.Client) -> None:
+    grid_id = http.post("/v1/grids", json=document(long_tokens=["5.12e2", 1024])).json()["id"]
+    kept = http.get(f"/v1/grids/{grid_id}/document").json()
+    assert kept["long_tokens"] == ["5.12e2", "1024"]
+    assert kept.keys() == document().keys()
+    assert http.post("/v1/grids:plan", json=kept).json()["tokens"]["train"] == 0
+    assert http.get(f"/v1/grids/{uuid.UUID(int=0)}/document").status_code == 404
 
 
 def test_list_is_newest_first_and_complete_over_pages(http: httpx.Client) -> None:
