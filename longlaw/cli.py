@@ -48,6 +48,11 @@ class _Commands(LazyGroup):
         "fit": LazyCommand(
             module="longlaw.fit_command", attribute="fit_command", help="Fit the law to a table, without any service."
         ),
+        "merge": LazyCommand(
+            module="longlaw.merge_command",
+            attribute="merge_command",
+            help="Make one model of several checkpoints, without any service.",
+        ),
         "data": LazyCommand(
             module="longlaw.data_commands", attribute="data_app", help="Build and inspect tokenized corpora."
         ),

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from workers.errors import CheckpointCorruptError, MergeError
 from workers.merge_rules import check_rule, merged_blocks
-from workers.spec import ObservationRule
+from workers.spec import ObservationRule, RuleName
 from workers.weight_files import StoredTensor, WeightFolder
+
+#: Rules whose weights follow from the optimizer steps of the checkpoints.
+STEPS_MATTER: frozenset[RuleName] = frozenset({"one_sqrt", "ema"})
 
 _STATE = "state.json"
 
@@ -148,10 +151,19 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def checkpoint_steps(sources: Sequence[Path]) -> tuple[int, ...]:
+    """The optimizer steps that the checkpoints' own state.json tell.
+
+    Raises:
+        MergeError: if one has none.
+    """
+    return tuple(map(_step_of, sources))
+
+
 def _steps(sources: Sequence[Path], rule: ObservationRule, given: Sequence[int] | None) -> tuple[int, ...]:
-    if rule.name not in ("one_sqrt", "ema"):
+    if rule.name not in STEPS_MATTER:
         return tuple(range(len(sources)))
-    steps = tuple(given) if given is not None else tuple(_step_of(source, rule) for source in sources)
+    steps = tuple(given) if given is not None else checkpoint_steps(sources)
     if len(steps) != len(sources):
         raise MergeError(f"{len(sources)} checkpoints were given, and {len(steps)} steps")
     if any(after <= before for before, after in itertools.pairwise(steps)):
@@ -161,12 +173,10 @@ def _steps(sources: Sequence[Path], rule: ObservationRule, given: Sequence[int] 
     return steps
 
 
-def _step_of(source: Path, rule: ObservationRule) -> int:
+def _step_of(source: Path) -> int:
     try:
         return int(json.loads((source / _STATE).read_bytes())["step"])
     except FileNotFoundError:
-        raise MergeError(
-            f"{rule.name} weighs by optimizer steps and {source} has no {_STATE}: give the steps"
-        ) from None
+        raise MergeError(f"{source} has no {_STATE} that tells its optimizer step: give the steps") from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorruptError(f"{source / _STATE} does not tell a step: {error}") from error

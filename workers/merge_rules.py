@@ -53,17 +53,11 @@ def check_rule(rule: ObservationRule) -> None:
 
 
 def source_weights(rule: ObservationRule, steps: Sequence[int]) -> tuple[float, ...]:
-    """Weights of the checkpoints at `steps`, oldest first, for the rules that average; they sum to one.
+    """Weights of the checkpoints at `steps`, oldest first, in a rule that averages; to be divided by their sum.
 
-    With a step's age counted back from the newest: `raw` and `last_m` 1 each, `one_sqrt` 1 - sqrt(age / oldest age),
-    `ema` decay^(age / spacing); all divided by their sum.
+    `raw` and `last_m`: 1 each. With a checkpoint's age counted in steps back from the newest, `one_sqrt`:
+    1 - sqrt(age / oldest age), `ema`: decay^(age / spacing).
     """
-    weights = unscaled_weights(rule, steps)
-    return tuple(weight / math.fsum(weights) for weight in weights)
-
-
-def unscaled_weights(rule: ObservationRule, steps: Sequence[int]) -> tuple[float, ...]:
-    """As `source_weights`, before the division; a rule that does not look at steps needs only their number."""
     ages = [steps[-1] - step for step in steps]
     if rule.name == "one_sqrt" and ages[0] > 0:
         return tuple(1.0 - math.sqrt(age / ages[0]) for age in ages)
@@ -157,7 +151,7 @@ def merged_blocks(
         steps: Of each source; only `one_sqrt` and `ema` look at more than their number.
     """
     if rule.name in _AVERAGES:
-        return weighted(sources, numel, weights=unscaled_weights(rule, steps))
+        return weighted(sources, numel, weights=source_weights(rule, steps))
     assert rule.density is not None
     if rule.name == "ties":
         return ties(sources, numel, density=rule.density)
