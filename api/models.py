@@ -175,7 +175,7 @@ class Cell(Body):
     id: Id
     scale: str
     n_params: Count
-    short_tokens: Count
+    short_tokens: Count | None = Field(description="D_s; null where nobody knows what a model from elsewhere has seen.")
     long_tokens: Count
     short_seed: Count
     long_seed: Count
@@ -191,7 +191,7 @@ class Observation(Body):
     evaluation_id: Id | None
     scale: str
     n_params: Count
-    short_tokens: Count
+    short_tokens: Count | None = Field(description="D_s; null where nobody knows what a model from elsewhere has seen.")
     long_tokens: Count
     short_seed: Count
     long_seed: Count
@@ -275,7 +275,7 @@ class FitObservation(Body):
     reason: str | None = Field(description="Why it was excluded.")
     scale: str
     n_params: Count
-    short_tokens: Count
+    short_tokens: Count | None = Field(description="D_s; null where nobody knows what a model from elsewhere has seen.")
     long_tokens: Count
     short_seed: Count
     long_seed: Count

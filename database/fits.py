@@ -27,12 +27,12 @@ _DRAW_COLUMNS = ("amplitude_n", "alpha", "amplitude_s", "beta_s", "amplitude_l",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesObservation:
-    """An observation as a law is fitted to it."""
+    """An observation as a law is fitted to it; D_s is None where nobody knows it."""
 
     id: int
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     cluster: str
     y: float
@@ -157,7 +157,8 @@ def queue_fits(session: Session, *, debounce_s: float) -> int:
     """Queues a fit wherever the newest one lacks observations of its series; returns how many.
 
     Each series gets a fit of all observations and one for every holdout of the grids that ask for it, each on its own.
-    Too few distinct points to determine the law, or a holdout that selects nothing yet, queue nothing.
+    Too few distinct points to determine the law, or a holdout that selects nothing yet, queue nothing. Observations
+    without D_s are no points of this law; a fit names them, as excluded.
 
     Args:
         debounce_s: wait until the newest observation is this old, unless no more are on their way.
@@ -177,8 +178,9 @@ def queue_fits(session: Session, *, debounce_s: float) -> int:
     for series_id, holdout, bootstrap in stale:
         rows = observations[series_id]
         apart = held_out(rows, holdout)
-        points = {(r.n_params, r.short_tokens, r.long_tokens) for r, out in zip(rows, apart, strict=True) if not out}
-        if len(points) < minimum or (holdout is not None and not any(apart)):
+        usable = [(row, out) for row, out in zip(rows, apart, strict=True) if row.short_tokens is not None]
+        points = {(row.n_params, row.short_tokens, row.long_tokens) for row, out in usable if not out}
+        if len(points) < minimum or (holdout is not None and not any(out for _, out in usable)):
             continue
         fit_id = session.scalar(
             postgres_insert(Fit)

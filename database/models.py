@@ -126,7 +126,8 @@ class Evaluator(Base):
 class Segment(Base):
     """One generation of a segment: `spec` is the `workers.spec.Segment`, `target_step` its last scheduled checkpoint.
 
-    `priority` orders what is ready: FLOPs of the longest chain of training that begins here.
+    `execution` is how it is run, the same for every attempt; what it leaves out has its default. `priority` orders what
+    is ready: FLOPs of the longest chain of training that begins here.
     """
 
     __tablename__ = "segments"
@@ -138,6 +139,7 @@ class Segment(Base):
     parent_key: Mapped[str | None]
     parent_step: Mapped[int | None]
     spec: Mapped[dict[str, Any]]
+    execution: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'::jsonb"))
     tokens_per_step: Mapped[int]
     target_step: Mapped[int]
     priority: Mapped[float] = mapped_column(server_default=text("0"))
@@ -155,7 +157,8 @@ class Segment(Base):
         Index(None, "parent_key", "parent_step"),
         CheckConstraint(_one_of("state", WORK_STATES), name="state"),
         CheckConstraint(
-            _one_of("kind", ("short_trunk", "short_decay", "long_constant", "long_linear_decay")), name="kind"
+            _one_of("kind", ("short_trunk", "short_decay", "long_constant", "long_linear_decay", "follow_up")),
+            name="kind",
         ),
         CheckConstraint("target_step > 0 AND tokens_per_step > 0", name="positive"),
         CheckConstraint("(parent_key IS NULL) = (parent_step IS NULL)", name="parent"),
@@ -170,6 +173,16 @@ class SegmentSave(Base):
     segment_key: Mapped[str] = mapped_column(primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True)
     __table_args__ = (CheckConstraint("step > 0", name="step"),)
+
+
+class SegmentSource(Base):
+    """A checkpoint of its parent that a segment is merged from where it begins with a rule's model."""
+
+    __tablename__ = "segment_sources"
+    segment_key: Mapped[str] = mapped_column(primary_key=True)
+    source_key: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    __table_args__ = (Index(None, "source_key", "step"), CheckConstraint("step > 0", name="step"))
 
 
 class Checkpoint(Base):
@@ -195,7 +208,11 @@ class Checkpoint(Base):
 
 
 class Evaluation(Base):
-    """One generation of an evaluation: a snapshot measured by an evaluator. Metrics are nats, pooled over tokens."""
+    """One generation of an evaluation: a snapshot measured by an evaluator. Metrics are nats, pooled over tokens.
+
+    `short_tokens` is NULL where nobody knows what a model from elsewhere was trained on. `follow_up` names the stage
+    that led on from `long_tokens`; such a row is never fitted.
+    """
 
     __tablename__ = "evaluations"
     id: Mapped[int] = _id()
@@ -208,11 +225,12 @@ class Evaluation(Base):
     evaluator_id: Mapped[str] = mapped_column(ForeignKey("evaluators.id"), index=True)
     scale: Mapped[str]
     n_params: Mapped[int]
-    short_tokens: Mapped[int]
+    short_tokens: Mapped[int | None]
     long_tokens: Mapped[int]
     short_seed: Mapped[int]
     long_seed: Mapped[int]
     cluster: Mapped[str]
+    follow_up: Mapped[str | None]
     state: Mapped[str] = mapped_column(server_default="PENDING")
     reason: Mapped[str | None]
     not_before: Mapped[dt.datetime | None]
@@ -269,7 +287,7 @@ class Cell(Base):
     key: Mapped[str]
     scale: Mapped[str]
     n_params: Mapped[int]
-    short_tokens: Mapped[int]
+    short_tokens: Mapped[int | None]
     long_tokens: Mapped[int]
     short_seed: Mapped[int]
     long_seed: Mapped[int]
@@ -363,7 +381,7 @@ class Observation(Base):
     evaluation_key: Mapped[str | None]
     scale: Mapped[str]
     n_params: Mapped[int]
-    short_tokens: Mapped[int]
+    short_tokens: Mapped[int | None]
     long_tokens: Mapped[int]
     short_seed: Mapped[int]
     long_seed: Mapped[int]

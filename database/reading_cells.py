@@ -41,7 +41,7 @@ class CellRecord:
     id: int
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int

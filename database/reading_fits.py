@@ -83,7 +83,7 @@ class FitObservationRecord:
     reason: str | None
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int

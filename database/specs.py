@@ -10,9 +10,9 @@ import typing
 from collections.abc import Hashable, Set
 from typing import Any, TypeVar
 
-from workers.spec import Evaluator, ObservationRule, Segment, canonical_json
+from workers.spec import Evaluator, Execution, ObservationRule, Segment, canonical_json
 
-Spec = Segment | Evaluator | ObservationRule
+Spec = Segment | Evaluator | ObservationRule | Execution
 S = TypeVar("S")
 
 
@@ -35,6 +35,11 @@ def evaluator_from_json(document: dict[str, Any]) -> Evaluator:
 def rule_from_json(document: dict[str, Any]) -> ObservationRule:
     """The observation rule that `to_json` wrote."""
     return _read(ObservationRule, document)
+
+
+def execution_from_json(document: dict[str, Any]) -> Execution:
+    """The execution that `to_json` wrote, or the default one of a row from before it was written."""
+    return _read(Execution, document)
 
 
 def _read(cls: type[S], document: dict[str, Any]) -> S:

@@ -26,12 +26,14 @@ from database.models import (
     GridSegment,
     Segment,
     SegmentSave,
+    SegmentSource,
     Series,
 )
 from database.observations import record_observations
 from database.specs import to_json
 from database.work import OPEN_STATES
 from workers import spec
+from workers.spec import Execution
 
 #: The number of the advisory lock that lets one submission in at a time: the letters "submit" as an integer.
 _LOCK = int.from_bytes(b"submit", "big")
@@ -89,6 +91,7 @@ class ClaimOnSegment:
     save_steps: tuple[int, ...]
     missing_steps: tuple[int, ...]
     priority: float
+    execution: Execution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +104,12 @@ class ClaimOnEvaluation:
     evaluator_id: str
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int
     cluster: str
+    follow_up: str | None
     new: bool
 
 
@@ -116,7 +120,7 @@ class NewCell:
     key: str
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int
@@ -146,7 +150,7 @@ def known_work(
             claimed. `store` needs this.
     """
     if hold:
-        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        hold_submissions(session)
         for table, keys in ((Segment, segment_keys), (Evaluation, evaluation_keys)):
             rows = select(table.id).where(_among(table.key, keys), table.state.in_(OPEN_STATES))
             session.execute(rows.order_by(table.id).with_for_update())
@@ -175,6 +179,11 @@ def known_work(
         evaluated=frozenset(key for key, state in states if state == "SUCCEEDED"),
         in_flight=frozenset(key for key, state in states if state != "SUCCEEDED"),
     )
+
+
+def hold_submissions(session: Session) -> None:
+    """Other submissions wait until this transaction ends: what they find to exist must still be there when they end."""
+    session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
 
 def store(session: Session, submission: Submission) -> uuid.UUID:
@@ -220,6 +229,15 @@ def _claim_segments(session: Session, grid_id: uuid.UUID, claims: Sequence[Claim
         ),
     )
     _upsert(session, SegmentSave, ({"segment_key": c.key, "step": step} for c in claims for step in c.missing_steps))
+    _upsert(
+        session,
+        SegmentSource,
+        (
+            {"segment_key": claim.key, "source_key": source.segment, "step": source.step}
+            for claim in claims
+            for source in claim.spec.start_sources
+        ),
+    )
     # A recovery checkpoint that a grid reads is no longer one that may be pruned.
     for claim in claims:
         if claim.save_steps:
@@ -257,6 +275,7 @@ def _claim_segments(session: Session, grid_id: uuid.UUID, claims: Sequence[Claim
                 "parent_key": None if parent is None else parent.segment,
                 "parent_step": None if parent is None else parent.step,
                 "spec": to_json(claim.spec),
+                "execution": to_json(claim.execution),
                 "tokens_per_step": claim.spec.stage.tokens_per_step,
                 "target_step": target_step,
                 "priority": claim.priority,
@@ -295,6 +314,7 @@ def _claim_evaluations(session: Session, grid_id: uuid.UUID, claims: Sequence[Cl
             "short_seed": claim.short_seed,
             "long_seed": claim.long_seed,
             "cluster": claim.cluster,
+            "follow_up": claim.follow_up,
         }
         for claim in new
     ]

@@ -10,13 +10,22 @@ import datetime as dt
 import uuid
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from database.events import record_event
-from database.models import Attempt, Checkpoint, Evaluation, EvaluationSource, Evaluator, Segment, SegmentSave
-from database.specs import evaluator_from_json, rule_from_json, segment_from_json
-from workers.spec import CheckpointRef, EvaluationRun, SegmentRun, Snapshot, StoredCheckpoint
+from database.models import (
+    Attempt,
+    Checkpoint,
+    Evaluation,
+    EvaluationSource,
+    Evaluator,
+    Segment,
+    SegmentSave,
+    SegmentSource,
+)
+from database.specs import evaluator_from_json, execution_from_json, rule_from_json, segment_from_json
+from workers.spec import CheckpointRef, EvaluationRun, LongStage, SegmentRun, Snapshot, StoredCheckpoint
 
 OPEN_STATES = ("PENDING", "READY", "RUNNING")
 
@@ -47,7 +56,7 @@ def promote(session: Session, *, segment_key: str | None = None) -> int:
     Args:
         segment_key: look only at what waits for checkpoints of this segment.
     """
-    segments = select(Segment.id).where(Segment.state == "PENDING", or_(Segment.parent_key.is_(None), _parent_there()))
+    segments = select(Segment.id).where(Segment.state == "PENDING", or_(Segment.parent_key.is_(None), _start_there()))
     evaluations = select(Evaluation.id).where(Evaluation.state == "PENDING", ~_missing_source())
     if segment_key is not None:
         segments = segments.where(Segment.parent_key == segment_key)
@@ -125,12 +134,14 @@ def claim_evaluation(
     spec = segment_from_json(segment.spec)
     snapshot = Snapshot(segment=row.segment_key, step=row.step, rule=rule_from_json(row.rule))
     evaluator = session.get_one(Evaluator, row.evaluator_id)
+    stage = spec.stage
     run = EvaluationRun(
         snapshot=snapshot,
         sources=_sources(session, row.key),
         evaluator=evaluator_from_json(evaluator.spec),
         shape=spec.shape,
-        rope_base=spec.stage.rope_base,
+        rope_base=stage.rope_base,
+        yarn=stage.yarn if isinstance(stage, LongStage) else None,
     )
     row.state, row.reason, row.not_before = "RUNNING", None, None
     token = _open_attempt(session, evaluation_id=row.id, scheduler_id=scheduler_id, worker=worker, lease_s=lease_s)
@@ -185,15 +196,21 @@ def _segment_run(session: Session, row: Segment) -> SegmentRun | None:
     mine = Checkpoint.segment_key == row.key
     before = session.scalar(select(func.max(Checkpoint.step)).where(mine, Checkpoint.step < missing[0]))
     after = session.scalar(select(func.min(Checkpoint.step)).where(mine, Checkpoint.step > missing[0]))
+    segment = segment_from_json(row.spec)
     start: StoredCheckpoint | None = None
+    start_sources: tuple[StoredCheckpoint, ...] = ()
     if before is not None:
         start = _stored(session, CheckpointRef(segment=row.key, step=before))
-    elif row.parent_key is not None and row.parent_step is not None:
-        start = _stored(session, CheckpointRef(segment=row.parent_key, step=row.parent_step))
+    elif segment.start_sources:
+        start_sources = tuple(_stored(session, source) for source in segment.start_sources)
+    elif segment.parent is not None:
+        start = _stored(session, segment.parent)
     return SegmentRun(
-        segment=segment_from_json(row.spec),
+        segment=segment,
         start=start,
         save_steps=tuple(step for step in missing if after is None or step < after),
+        start_sources=start_sources,
+        execution=execution_from_json(row.execution),
     )
 
 
@@ -247,8 +264,11 @@ def _open_attempt(
     return token
 
 
-def _parent_there() -> ColumnElement[bool]:
-    return exists().where(Checkpoint.segment_key == Segment.parent_key, Checkpoint.step == Segment.parent_step)
+def _start_there() -> ColumnElement[bool]:
+    """Whether the checkpoint that a segment begins with exists, and all others of the rule where it begins with one."""
+    parent = exists().where(Checkpoint.segment_key == Segment.parent_key, Checkpoint.step == Segment.parent_step)
+    there = exists().where(Checkpoint.segment_key == SegmentSource.source_key, Checkpoint.step == SegmentSource.step)
+    return and_(parent, ~exists().where(SegmentSource.segment_key == Segment.key, ~there))
 
 
 def _missing_source(*, abandoned: bool = False) -> ColumnElement[bool]:
@@ -266,7 +286,7 @@ def _fail_orphaned_segments(session: Session) -> int:
     parent_open = exists().where(parent.key == Segment.parent_key, parent.state.in_(OPEN_STATES))
     orphans = session.scalars(
         select(Segment)
-        .where(Segment.state == "PENDING", Segment.parent_key.is_not(None), ~_parent_there(), ~parent_open)
+        .where(Segment.state == "PENDING", Segment.parent_key.is_not(None), ~_start_there(), ~parent_open)
         .with_for_update(of=Segment, skip_locked=True)
     ).all()
     for row in orphans:

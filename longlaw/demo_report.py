@@ -43,7 +43,7 @@ def print_report(console: Console, client: Client, grid_id: str) -> None:
 def _by_tokens(cells: Sequence[Cell], series_id: str, value: Value) -> Table:
     """One row for each (scale, D_s, seeds), one column for each D_l."""
     columns = sorted({cell.long_tokens for cell in cells})
-    rows: dict[tuple[int, str, int, int, int], dict[int, str]] = {}
+    rows: dict[tuple[int, str, int | None, int, int], dict[int, str]] = {}
     for cell in cells:
         row = rows.setdefault((cell.n_params, cell.scale, cell.short_tokens, cell.short_seed, cell.long_seed), {})
         for evaluation in cell.evaluations:

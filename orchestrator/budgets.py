@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 
+from workers.spec import steps_for
+
 INT64_MAX = 2**63 - 1
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*(?:\.(?:\d+(?:_\d+)*)?)?|\.\d+(?:_\d+)*)(?:[eE][+-]?\d{1,3})?")
@@ -104,6 +106,23 @@ def parse_budget(value: object) -> Budget:
     if tokens <= 0:
         raise ValueError(f"a budget must be above zero, not {shown(value)}")
     return Budget(tokens=tokens)
+
+
+def rounding_problem(tokens: int, tokens_per_step: int, tolerance: float) -> str | None:
+    """What is wrong with `tokens` as a whole number of optimizer steps, if anything."""
+    if tokens > INT64_MAX:
+        return f"{tokens:,} tokens do not fit in 64 bits"
+    steps = steps_for(tokens, tokens_per_step)
+    if steps == 0:
+        return f"{tokens:,} tokens are less than one step of {tokens_per_step:,}; raise the budget or lower the batch"
+    realised = steps * tokens_per_step
+    deviation = abs(realised - tokens) / tokens
+    if deviation > tolerance:
+        return (
+            f"{tokens:,} tokens become {realised:,} in whole steps of {tokens_per_step:,}, off by {deviation:.2%}; "
+            f"rounding_tolerance is {tolerance:.2%}: choose a multiple of {tokens_per_step:,} or a smaller batch"
+        )
+    return None
 
 
 def shown(value: object) -> str:

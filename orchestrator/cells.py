@@ -9,16 +9,19 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.budgets import INT64_MAX, Budget
+from orchestrator.budgets import INT64_MAX, Budget, rounding_problem
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid import CellSettings, Grid, RuleSettings, budget_list
 from orchestrator.grid_problems import pointer
-from orchestrator.recipe import ResolvedScale
+from orchestrator.scales import ResolvedScale
 from workers.spec import ObservationRule, content_hash, steps_for
 
 #: Cells and evaluations of one grid; a larger one is refused before anything is planned.
 MAX_CELLS = 200_000
 MAX_EVALUATIONS = 1_000_000
+
+#: Nothing of a model from a folder is drawn at random before its long stage.
+_NO_SEED = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -131,21 +134,23 @@ def _blocks(
             scale,
             _asked(grid, scale, "short", budget_list(grid.short_tokens, name, at="/short_tokens"), problems, warnings),
             _asked(grid, scale, "long", budget_list(grid.long_tokens, name, at="/long_tokens"), problems, warnings),
-            *seeds,
+            seeds[0] if scale.short is not None else _NO_SEED,
+            seeds[1],
             rules_in_steps(grid, scale, grid.rules, "/rules", problems, warnings),
             _every(grid.evaluation.every, scale, "/evaluation/every", problems),
             at="",
         )
     for index, cell in enumerate(grid.cells):
         at, scale = pointer("cells", index), scales[cell.scale]
-        short = budget_list(cell.short_tokens, cell.scale, at=f"{at}/short_tokens")
+        short = budget_list(cell.short_tokens, cell.scale, at=f"{at}/short_tokens") if cell.short_tokens else []
+        short_seeds = _distinct(cell.seeds.short, f"{at}/seeds/short", warnings) if cell.seeds.short else seeds[0]
         long = budget_list(cell.long_tokens, cell.scale, at=f"{at}/long_tokens")
         rules = (cell.rules, f"{at}/rules") if cell.rules is not None else (grid.rules, "/rules")
         yield _Block(
             scale,
             _asked(grid, scale, "short", short, problems, warnings),
             _asked(grid, scale, "long", long, problems, warnings),
-            _distinct(cell.seeds.short, f"{at}/seeds/short", warnings) if cell.seeds.short else seeds[0],
+            short_seeds if scale.short is not None else _NO_SEED,
             _distinct(cell.seeds.long, f"{at}/seeds/long", warnings) if cell.seeds.long else seeds[1],
             rules_in_steps(grid, scale, *rules, problems, warnings),
             _every(_cell_every(cell, grid), scale, f"{at}/evaluate_every", problems),
@@ -183,8 +188,16 @@ def _asked(
     problems: list[Problem],
     warnings: list[Problem],
 ) -> list[_Asked]:
-    """Budgets of one stage as steps; problems and repeated budgets go to their lists."""
-    tokens_per_step = (scale.short if stage == "short" else scale.long).tokens_per_step
+    """Budgets of one stage as steps; problems and repeated budgets go to their lists.
+
+    A model from a folder has one D_s, in no steps of ours; an unknown one counts as no tokens.
+    """
+    if stage == "short" and scale.short is None:
+        place = pointer("scales", scale.name, "short_tokens_seen")
+        return [_Asked(scale.short_tokens_seen or 0, 0, place)]
+    asked_of = scale.short if stage == "short" else scale.long
+    assert asked_of is not None
+    tokens_per_step = asked_of.tokens_per_step
     asked: dict[int, _Asked] = {}
     for at, budget in budgets:
         tokens = budget.tokens_for(scale.shape.n_params)
@@ -196,23 +209,6 @@ def _asked(
         else:
             asked[tokens] = _Asked(tokens, steps_for(tokens, tokens_per_step), at)
     return list(asked.values())
-
-
-def rounding_problem(tokens: int, tokens_per_step: int, tolerance: float) -> str | None:
-    """What is wrong with `tokens` as a whole number of steps, if anything."""
-    if tokens > INT64_MAX:
-        return f"{tokens:,} tokens do not fit in 64 bits"
-    steps = steps_for(tokens, tokens_per_step)
-    if steps == 0:
-        return f"{tokens:,} tokens are less than one step of {tokens_per_step:,}; raise the budget or lower the batch"
-    realised = steps * tokens_per_step
-    deviation = abs(realised - tokens) / tokens
-    if deviation > tolerance:
-        return (
-            f"{tokens:,} tokens become {realised:,} in whole steps of {tokens_per_step:,}, off by {deviation:.2%}; "
-            f"rounding_tolerance is {tolerance:.2%}: choose a multiple of {tokens_per_step:,} or a smaller batch"
-        )
-    return None
 
 
 def rules_in_steps(
@@ -253,8 +249,9 @@ def rules_in_steps(
 
 def _misfits(block: _Block) -> Iterator[Problem]:
     """Budgets too small for what the recipe and the rules need."""
-    scale, warmup = block.scale.name, block.scale.short.warmup_steps
-    for asked in block.short:
+    scale = block.scale.name
+    warmup = block.scale.short.warmup_steps if block.scale.short is not None else 0
+    for asked in block.short if block.scale.short is not None else ():
         decay = decay_steps_for(asked.steps)
         trunk = asked.steps - decay
         cell = f"scale {scale}, D_s = {asked.tokens:,}"
@@ -270,13 +267,22 @@ def _misfits(block: _Block) -> Iterator[Problem]:
             message = f"{cell}: {asked.steps} steps are fewer than the warm-up, {block.scale.long.warmup_steps}"
             yield Problem(pointer=asked.pointer, message=f"{message}; lower recipe.long.warmup_steps or raise D_l")
         for text, rule in block.rules.items():
-            steps = rule.source_steps(asked.steps)
+            in_phase = block.scale.step_in_phase(asked.steps)
+            steps = rule.source_steps(in_phase)
             # With fewer a rule is the raw checkpoint under another name: the oldest of one_sqrt weighs nothing.
             fewest = {"raw": 1, "one_sqrt": 3}.get(rule.name, 2)
             if len(steps) < fewest:
                 message = (
                     f"{cell}: {text} finds {len(steps)} of the {fewest} checkpoints it needs, {rule.spacing_steps} "
                     f"steps apart back from step {asked.steps}; lower spacing, or raise D_l"
+                )
+                yield Problem(pointer=asked.pointer, message=message)
+            elif steps[0] <= 0 and in_phase < asked.steps:
+                border = asked.steps - in_phase
+                message = (
+                    f"{cell}: {text} reads {rule.m} checkpoints {rule.spacing_steps} steps apart up to step "
+                    f"{asked.steps}, across the border of two phases at step {border}: models of two lengths make no "
+                    "average; lower m or spacing, or raise D_l"
                 )
                 yield Problem(pointer=asked.pointer, message=message)
             elif steps[0] <= 0:
@@ -326,7 +332,7 @@ def _same_rules(blocks: Iterable[_Block]) -> Iterator[Problem]:
 def _twins(scales: dict[str, ResolvedScale]) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for name, scale in scales.items():
-        first = seen.setdefault(content_hash([scale.shape, scale.short, scale.long]), name)
+        first = seen.setdefault(content_hash(scale.recipe), name)
         if first != name:
             yield Problem(
                 pointer=pointer("scales", name), message=f"is the same model and recipe as {first!r}; keep one"
@@ -344,7 +350,8 @@ def _evaluations_at_most(block: _Block) -> int:
 
 def _tokens(block: _Block) -> int:
     """Realised tokens of a block's cells, each trained by itself."""
-    short = sum(asked.steps for asked in block.short) * block.scale.short.tokens_per_step
+    short_step = block.scale.short.tokens_per_step if block.scale.short is not None else 0
+    short = sum(asked.steps for asked in block.short) * short_step
     long = sum(asked.steps for asked in block.long) * block.scale.long.tokens_per_step
     seeds = len(block.short_seeds) * len(block.long_seeds)
     return seeds * (short * len(block.long) + long * len(block.short))

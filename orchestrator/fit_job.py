@@ -25,6 +25,7 @@ from fitting.predict import predict_all
 from fitting.values import Fit, Point
 
 _NICENESS = 10
+_NO_SHORT_TOKENS = "D_s of their model is unknown, so they serve the law of one trajectory alone"
 
 
 def fit_job(job: FitJob) -> FitResult:
@@ -33,9 +34,11 @@ def fit_job(job: FitJob) -> FitResult:
     Raises:
         FittingError: the observations cannot be fitted.
     """
-    apart = held_out(job.observations, job.holdout)
-    rows = [row for row, out in zip(job.observations, apart, strict=True) if not out]
-    kept_from_fit = [row for row, out in zip(job.observations, apart, strict=True) if out]
+    usable = [row for row in job.observations if row.short_tokens is not None]
+    without = [row for row in job.observations if row.short_tokens is None]
+    apart = held_out(usable, job.holdout)
+    rows = [row for row, out in zip(usable, apart, strict=True) if not out]
+    kept_from_fit = [row for row, out in zip(usable, apart, strict=True) if out]
     fitted = fit(
         job.law,
         _as_observations(rows),
@@ -43,13 +46,17 @@ def fit_job(job: FitJob) -> FitResult:
         seed=job.seed,
         holdout=_as_observations(kept_from_fit) if job.holdout is not None else None,
     )
-    return FitResult(fit=fitted, explanation=tuple(explain(fitted)), uses=_uses(job.observations, apart, fitted))
+    explanation = explain(fitted)
+    if without:
+        explanation.append(f"{len(without)} observations are left out: {_NO_SHORT_TOKENS}.")
+    left_out = (FitUse(observation_id=row.id, role="excluded", reason=_NO_SHORT_TOKENS) for row in without)
+    return FitResult(fit=fitted, explanation=tuple(explanation), uses=(*_uses(usable, apart, fitted), *left_out))
 
 
 def _as_observations(rows: Sequence[SeriesObservation]) -> Observations:
     return observations_from_arrays(
         [row.n_params for row in rows],
-        [row.short_tokens for row in rows],
+        [_short_tokens(row) for row in rows],
         [row.long_tokens for row in rows],
         [row.y for row in rows],
         cluster=[row.cluster for row in rows],
@@ -57,9 +64,14 @@ def _as_observations(rows: Sequence[SeriesObservation]) -> Observations:
     )
 
 
+def _short_tokens(row: SeriesObservation) -> int:
+    assert row.short_tokens is not None, "rows without D_s are left out before"
+    return row.short_tokens
+
+
 def _uses(rows: Sequence[SeriesObservation], apart: Sequence[bool], fitted: Fit) -> tuple[FitUse, ...]:
     excluded = {item.row: item.reason for item in fitted.excluded}
-    points = [Point(n_params=r.n_params, short_tokens=r.short_tokens, long_tokens=r.long_tokens) for r in rows]
+    points = [Point(n_params=r.n_params, short_tokens=_short_tokens(r), long_tokens=r.long_tokens) for r in rows]
     uses = []
     for row, out, said in zip(rows, apart, predict_all(fitted, points, level=fitted.level), strict=True):
         role = "excluded" if row.id in excluded else "held_out" if out else "fitted"

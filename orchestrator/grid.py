@@ -8,27 +8,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from orchestrator.budgets import Budget
 from orchestrator.errors import GridError, Problem
-from orchestrator.fields import Count, Label, Natural, Positive, Ratio, Settings, TokenBudget
+from orchestrator.fields import Count, Label, Natural, Positive, Ratio, Real, Settings, TokenBudget
 from orchestrator.grid_file import DocumentFormat, read_document
 from orchestrator.grid_problems import ALTERNATIVES, pointer, problems_of
 from orchestrator.recipe import (
     EvaluationSettings,
+    ExecutionSettings,
+    FolderScale,
     Recipe,
-    ResolvedScale,
     Scale,
     missing_settings,
-    resolve_scale,
 )
-from workers.spec import Protocol, RuleName
+from orchestrator.scales import ResolvedScale, resolve_scale
+from orchestrator.stage_settings import DataSettings, RopeSettings, StartRate
+from workers.spec import DecayShape, OptimizerState, Precision, Protocol, RuleName, Split
 
 DEFAULT_SCALE = "default"
-_ONE, _LIST, _BY_SCALE = ALTERNATIVES
+_ONE, _LIST, _BY_SCALE = ALTERNATIVES[:3]
 
 BudgetList = Annotated[tuple[TokenBudget, ...], Field(min_length=1)]
 BudgetsByScale = Annotated[
@@ -116,7 +128,7 @@ class CellSettings(Settings):
     """Explicit cells beside the product: every D_s with every D_l given here. What is not given is the grid's."""
 
     scale: Label
-    short_tokens: BudgetOrList
+    short_tokens: BudgetOrList | None = None
     long_tokens: BudgetOrList
     seeds: CellSeedSettings = CellSeedSettings()
     rules: Rules | None = None
@@ -127,6 +139,55 @@ def _holdout(text: str) -> str:
     if text != "long_tokens=largest" and not re.fullmatch(r"scale=.+", text, re.DOTALL):
         raise ValueError('must be null, "long_tokens=largest" or "scale=NAME"')
     return text
+
+
+def _at(value: object) -> str:
+    return _ONE if isinstance(value, str) else _LIST
+
+
+class FollowUpSettings(DataSettings):
+    """A stage that goes on from models of the grid's cells; what is not given is as in their long stage.
+
+    `from` is the rule whose model it begins with, `at` the D_l of those cells. Its end is measured and never fitted.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: Label
+    start: Annotated[RuleSettings, Field(alias="from")]
+    at: Annotated[Annotated[Literal["largest"], Tag(_ONE)] | Annotated[BudgetList, Tag(_LIST)], Discriminator(_at)] = (
+        "largest"
+    )
+    scales: tuple[Label, ...] | None = None
+    tokens: TokenBudget
+    seq_len: Annotated[Count, Field(ge=2)] | None = None
+    batch_sequences: Count | None = None
+    rope_base: Positive | None = None
+    rope: RopeSettings | None = None
+    start_rate: StartRate = "inherit"
+    optimizer_state: OptimizerState = "fresh"
+    warmup_steps: Natural = 0
+    final_rate_ratio: Ratio = 0.1
+    decay_shape: DecayShape | None = None
+    z_loss: Annotated[Real, Field(ge=0)] | None = None
+    precision: Precision | None = None
+    corpus: Label | None = None
+    split: Split | None = None
+    evaluation: EvaluationSettings | None = None
+
+    @field_validator("optimizer_state")
+    @classmethod
+    def _merged_models_have_no_optimizer(cls, state: str, info: ValidationInfo) -> str:
+        start = info.data.get("start")
+        if state == "carry" and start is not None and start.name != "raw":
+            raise ValueError("a merged model has no optimizer state to carry on; only from raw can")
+        return state
+
+    @model_validator(mode="after")
+    def _one_rope(self) -> Self:
+        if self.rope is not None and self.rope_base is not None:
+            raise ValueError("rope and rope_base say the same thing; give one of them")
+        return self
 
 
 class FitSettings(Settings):
@@ -157,12 +218,14 @@ class Grid(Settings):
     seeds: SeedSettings = SeedSettings()
     rules: Rules = (RuleSettings(name="raw"),)
     cells: tuple[CellSettings, ...] = ()
+    follow_ups: tuple[FollowUpSettings, ...] = ()
     recipe: Recipe
     evaluation: EvaluationSettings
     fit: FitSettings = FitSettings()
     rounding_tolerance: Annotated[Positive, Field(lt=1)] = 0.01
     cost: CostSettings = CostSettings()
     budget: CapSettings = CapSettings()
+    execution: ExecutionSettings = ExecutionSettings()
 
     @property
     def in_product(self) -> tuple[str, ...]:
@@ -172,8 +235,19 @@ class Grid(Settings):
         return tuple(name for name in self.scales if self.product_scales is None or name in self.product_scales)
 
     def resolve(self, scale: str) -> ResolvedScale:
-        """Shape and stages of one scale, its overrides applied."""
-        return resolve_scale(scale, self.scales[scale], self.recipe, self.protocol)
+        """Model and stages of one scale, its overrides applied."""
+        return self._resolve(scale, [])
+
+    def _resolve(self, scale: str, problems: list[Problem]) -> ResolvedScale:
+        return resolve_scale(
+            scale,
+            self.scales[scale],
+            self.recipe,
+            self.protocol,
+            execution=self.execution,
+            tolerance=self.rounding_tolerance,
+            problems=problems,
+        )
 
 
 def load_grid(text: str, *, format: DocumentFormat) -> Grid:
@@ -202,7 +276,11 @@ def parse_grid(document: object) -> Grid:
     # Names are looked up in the document itself, so that a typo elsewhere does not hide a wrong name.
     problems += _unknown_scales(document)
     if grid is not None:
-        problems += _missing_parts(grid) + missing_settings(grid.recipe, grid.scales) + _protocol_misfits(grid)
+        missing = missing_settings(grid.recipe, grid.scales)
+        problems += _missing_parts(grid) + missing + _protocol_misfits(grid)
+        if not missing:
+            for name in grid.scales:
+                grid._resolve(name, problems)
     if problems or grid is None:
         raise GridError(problems)
     return grid
@@ -233,6 +311,10 @@ def _unknown_scales(document: Mapping[str, Any]) -> list[Problem]:
         for index, cell in enumerate(document["cells"]):
             if isinstance(cell, Mapping) and "scale" in cell:
                 mentions.append((pointer("cells", index, "scale"), cell["scale"]))
+    for index, follow_up in enumerate(document.get("follow_ups") or ()):
+        names = follow_up.get("scales") if isinstance(follow_up, Mapping) else None
+        if isinstance(names, (list, tuple)):
+            mentions += [(pointer("follow_ups", index, "scales", number), name) for number, name in enumerate(names)]
     fit = document.get("fit")
     if isinstance(fit, Mapping) and str(fit.get("holdout")).startswith("scale="):
         mentions.append(("/fit/holdout", fit["holdout"].removeprefix("scale=")))
@@ -254,20 +336,41 @@ def _unknown_scales(document: Mapping[str, Any]) -> list[Problem]:
 def _missing_parts(grid: Grid) -> list[Problem]:
     """Budgets and cells without which there is nothing to train, or nothing for one scale."""
     fields: tuple[Literal["short_tokens", "long_tokens"], ...] = ("short_tokens", "long_tokens")
+    problems = _short_budgets_of_folders(grid)
     if grid.short_tokens is None and grid.long_tokens is None:
         if grid.cells:
-            return []
+            return problems
         return [Problem(pointer="", message="asks for no cells: give short_tokens and long_tokens, or cells")]
-    problems = []
+    shapes = [scale for scale in grid.in_product if not isinstance(grid.scales[scale], FolderScale)]
     for field in fields:
         budgets = getattr(grid, field)
+        names = shapes if field == "short_tokens" else grid.in_product
         if budgets is None:
-            problems.append(Problem(pointer=pointer(field), message="is required for the product of budgets"))
+            if names:
+                problems.append(Problem(pointer=pointer(field), message="is required for the product of budgets"))
             continue
-        for scale in grid.in_product:
+        for scale in names:
             if not budget_list(budgets, scale, at=""):
                 message = f"has neither {scale!r} nor {DEFAULT_SCALE!r}, and scale {scale!r} takes part in the product"
                 problems.append(Problem(pointer=pointer(field), message=message))
+    return problems
+
+
+def _short_budgets_of_folders(grid: Grid) -> list[Problem]:
+    """D_s is asked of shapes; a model from a folder has the one it was trained with."""
+    message = "scale {!r} is a model from a folder: its D_s is short_tokens_seen, and no budget is asked of it"
+    problems = []
+    if isinstance(grid.short_tokens, Mapping):
+        for name in grid.short_tokens:
+            if isinstance(grid.scales.get(name), FolderScale):
+                problems.append(Problem(pointer=pointer("short_tokens", name), message=message.format(name)))
+    for index, cell in enumerate(grid.cells):
+        scale = grid.scales.get(cell.scale)
+        place = pointer("cells", index, "short_tokens")
+        if isinstance(scale, FolderScale) and cell.short_tokens is not None:
+            problems.append(Problem(pointer=place, message=message.format(cell.scale)))
+        elif scale is not None and not isinstance(scale, FolderScale) and cell.short_tokens is None:
+            problems.append(Problem(pointer=place, message="is required"))
     return problems
 
 
@@ -281,6 +384,7 @@ def _protocol_misfits(grid: Grid) -> list[Problem]:
     for index, cell in enumerate(grid.cells):
         rules += [(pointer("cells", index, "rules", number), rule) for number, rule in enumerate(cell.rules or ())]
         every.append((pointer("cells", index, "evaluate_every"), cell.evaluate_every))
+    rules += [(pointer("follow_ups", index, "from"), item.start) for index, item in enumerate(grid.follow_ups)]
     for place, rule in rules:
         if rule.name != "raw":
             message = f"{rule.name} needs protocol constant: under linear_decay only the end of a run is an observation"

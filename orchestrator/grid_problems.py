@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from orchestrator.budgets import shown
 from orchestrator.errors import Problem
 
 #: Tags of alternatives that pydantic mentions in a location though the document has no such key.
-ALTERNATIVES = ("<one>", "<list>", "<by scale>")
+ALTERNATIVES = ("<one>", "<list>", "<by scale>", "<shape>", "<model>")
 
 
 def pointer(*parts: str | int) -> str:
@@ -30,7 +30,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
         place = [part for part in found["loc"] if part not in ALTERNATIVES and part != "[key]"]
         message = _message(found["type"], found["msg"], found["input"], found.get("ctx", {}))
         if found["type"] == "extra_forbidden":
-            message = f"unknown key{_suggestion(str(place[-1]), _keys_at(model, place[:-1]))}"
+            message = f"unknown key{_suggestion(str(place[-1]), _keys_at(model, found['loc'][:-1]))}"
         problems.append(Problem(pointer=pointer(*place), message=message))
     return problems
 
@@ -76,15 +76,32 @@ def _suggestion(key: str, keys: Sequence[str]) -> str:
 
 def _keys_at(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
     """Keys of the model that lies at `place` within `model`; positions in lists and keys of mappings lead on to it."""
+    annotation: Any = model
     for part in place:
-        if part in model.model_fields:
-            inner = model_within(model.model_fields[str(part)].annotation)
-            model = inner or model
-    return list(model.model_fields)
+        if part in ALTERNATIVES:
+            annotation = _tagged(annotation, str(part)) or annotation
+        elif part in model.model_fields:
+            annotation = model.model_fields[str(part)].annotation
+        model = model_within(annotation) or model
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _tagged(annotation: Any, tag: str) -> Any:
+    """The alternative within an annotation that carries `tag`."""
+    parts = typing.get_args(annotation)
+    if any(isinstance(part, Tag) and part.tag == tag for part in parts):
+        return parts[0]
+    return next(filter(None, (_tagged(part, tag) for part in parts)), None)
 
 
 def model_within(annotation: Any) -> type[BaseModel] | None:
     """The first model that an annotation mentions, however deep."""
+    return next(iter(models_within(annotation)), None)
+
+
+def models_within(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every model that an annotation mentions, however deep."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(model_within, typing.get_args(annotation))), None)
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from models_within(part)

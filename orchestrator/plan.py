@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orchestrator.cells import AskedCell, asked_cells
 from orchestrator.costs import evaluation_flops, gpu_hours
 from orchestrator.errors import Problem
+from orchestrator.follow_ups import AskedFollowUp, asked_follow_ups
 from orchestrator.grid import Grid
 from orchestrator.plan_values import (
     CellStatus,
@@ -25,9 +26,18 @@ from orchestrator.plan_values import (
     Series,
     evaluation_key,
 )
-from orchestrator.recipe import ResolvedScale, family_of, long_floor, resolve_evaluator
-from orchestrator.trajectories import Trajectories, Trajectory
-from workers.spec import CheckpointRef, ObservationRule, Snapshot, content_hash, steps_for
+from orchestrator.recipe import FolderScale, family_of, long_decay, resolve_evaluator
+from orchestrator.scales import ResolvedScale
+from orchestrator.trajectories import Draft, Trajectories, Trajectory
+from workers.spec import (
+    CheckpointRef,
+    Evaluator,
+    LongStage,
+    ObservationRule,
+    Snapshot,
+    content_hash,
+    steps_for,
+)
 
 _RAW = ObservationRule(name="raw")
 
@@ -38,7 +48,6 @@ class _ScaleFacts:
 
     identity: str
     n_params: int
-    evaluation_flops: int
 
 
 def plan(grid: Grid, known: Known | None = None) -> Plan:
@@ -50,10 +59,13 @@ def plan(grid: Grid, known: Known | None = None) -> Plan:
         GridError: for budgets that do not fit whole steps or each other; nothing else can go wrong.
     """
     asked = asked_cells(grid)
+    follow_ups = asked_follow_ups(grid, asked)
     planner = _Planner(grid, known or Known())
     for cell in asked.cells:
         planner.add(cell)
     planner.add_diagnostics()
+    for follow_up in follow_ups:
+        planner.add_follow_up(follow_up)
     planner.find_missing()
     return planner.result(asked.warnings)
 
@@ -66,12 +78,14 @@ class _Planner:
         self.known = known
         self.family = family_of(grid.recipe)
         self.evaluator = resolve_evaluator(grid.evaluation, grid.recipe)
+        self.evaluators = {self.evaluator.id: self.evaluator}
         self.evaluator_id = self.evaluator.id
         self.trajectories = Trajectories(grid.protocol, known.segments)
         self.evaluations: dict[str, PlannedEvaluation] = {}
         self.series: dict[str, Series] = {}
         self.cells: list[tuple[AskedCell, Trajectory, tuple[str, ...]]] = []
         self._scales: dict[str, _ScaleFacts] = {}
+        self._evaluation_flops: dict[tuple[str, str], int] = {}
         self._series_ids: dict[str, str] = {}
 
     def add(self, cell: AskedCell) -> None:
@@ -92,16 +106,38 @@ class _Planner:
             for (every, rule), last in trajectory.diagnostics.items():
                 multiple = 1
                 while (step := steps_for(multiple * every, tokens_per_step)) <= last:
-                    if rule.source_steps(step)[0] > 0:
+                    if rule.source_steps(trajectory.scale.step_in_phase(step))[0] > 0:
                         self._evaluation(trajectory, step, rule, asked=False)
                     multiple += 1
         if self.grid.evaluation.diagnose_zero:
-            first: dict[CheckpointRef, Trajectory] = {}
+            first: dict[str, Trajectory] = {}
             for trajectory in self.trajectories:
-                first.setdefault(trajectory.short_checkpoint, trajectory)
+                first.setdefault(trajectory.cluster, trajectory)
             for trajectory in first.values():
                 self._evaluation(trajectory, 0, _RAW, asked=False)
-                self._evaluation(trajectory, 0, _RAW, asked=False, short_stage=True)
+                if trajectory.decay is not None:
+                    self._evaluation(trajectory, 0, _RAW, asked=False, short_stage=True)
+
+    def add_follow_up(self, asked: AskedFollowUp) -> None:
+        """A stage that begins at a cell's model, and the measuring of its end; after all cells are there."""
+        trajectory = self.trajectories.through(asked.cell, counted=False)
+        step = asked.cell.place.long_steps
+        draft = self.trajectories.follow_up(
+            trajectory, step, rule=asked.rule, stage=asked.stage, horizon_steps=asked.steps
+        )
+        evaluator_id = asked.evaluator.id
+        self.evaluators.setdefault(evaluator_id, asked.evaluator)
+        snapshot = Snapshot(segment=draft.id, step=asked.steps, rule=_RAW)
+        self._measure(
+            trajectory,
+            draft,
+            snapshot,
+            snapshot.sources,
+            long_steps=step,
+            evaluator_id=evaluator_id,
+            asked=False,
+            follow_up=asked.name,
+        )
 
     def find_missing(self) -> None:
         """The steps to train: what open evaluations read, and the parent's where a segment has no start of its own."""
@@ -118,8 +154,7 @@ class _Planner:
         train_flops = sum(segment.flops for segment in segments)
         measuring_flops = sum(evaluation.flops for evaluation in self.evaluations.values() if evaluation.state == "new")
         cost = self.grid.cost
-        reference = self.evaluator.reference
-        if reference.kind == "huggingface" and reference.digest is None:
+        if any(_without_digest(evaluator) for evaluator in self.evaluators.values()):
             message = "without a digest, another model at the same path would count as the same evaluator"
             warnings += (Problem(pointer="/evaluation/reference", message=message),)
         return Plan(
@@ -127,13 +162,14 @@ class _Planner:
             protocol=self.grid.protocol,
             family=self.family,
             evaluator=self.evaluator,
+            evaluators=tuple(self.evaluators.values()),
             series=tuple(self.series.values()),
             segments=segments,
             evaluations=tuple(self.evaluations.values()),
             cells=cells,
             per_scale=self._per_scale(segments, cells),
             tokens_train=sum(segment.tokens_train for segment in segments),
-            tokens_independent=sum(cell.short_tokens + cell.long_tokens for cell in cells),
+            tokens_independent=sum(self._tokens_alone(cell) for cell in cells),
             train_flops=train_flops,
             evaluation_flops=measuring_flops,
             checkpoint_bytes=sum(segment.checkpoint_bytes for segment in segments),
@@ -148,9 +184,8 @@ class _Planner:
     def _facts(self, scale: ResolvedScale) -> _ScaleFacts:
         if scale.name not in self._scales:
             self._scales[scale.name] = _ScaleFacts(
-                identity=content_hash([self.family, self.grid.protocol, scale.shape, scale.short, scale.long]),
+                identity=content_hash([self.family, self.grid.protocol, *scale.recipe]),
                 n_params=scale.shape.n_params,
-                evaluation_flops=evaluation_flops(scale.shape, self.evaluator),
             )
         return self._scales[scale.name]
 
@@ -158,13 +193,34 @@ class _Planner:
         self, trajectory: Trajectory, step: int, rule: ObservationRule, *, asked: bool, short_stage: bool = False
     ) -> str:
         """The key of measuring `rule` at `step` of a trajectory's long stage, or at the end of its short stage."""
-        scale, long = trajectory.scale, trajectory.long
-        draft, at = (trajectory.decay, trajectory.short_checkpoint.step) if short_stage else (long, step)
+        start = trajectory.short_checkpoint
+        if short_stage:
+            assert trajectory.decay is not None
+            assert start is not None
+            draft, at = trajectory.decay, start.step
+        else:
+            draft, at = trajectory.long_at(step)
         snapshot = Snapshot(segment=draft.id, step=at, rule=rule)
-        key = evaluation_key(snapshot.id, self.evaluator_id)
+        sources = snapshot.sources if step else (start,) if start is not None else ()
+        return self._measure(
+            trajectory, draft, snapshot, sources, long_steps=step, evaluator_id=self.evaluator_id, asked=asked
+        )
+
+    def _measure(
+        self,
+        trajectory: Trajectory,
+        draft: Draft,
+        snapshot: Snapshot,
+        sources: tuple[CheckpointRef, ...],
+        *,
+        long_steps: int,
+        evaluator_id: str,
+        asked: bool,
+        follow_up: str | None = None,
+    ) -> str:
+        key = evaluation_key(snapshot.id, evaluator_id)
         if key in self.evaluations:
             return key
-        sources = (trajectory.short_checkpoint,) if step == 0 else snapshot.sources
         for source in sources:
             self.trajectories.segments[source.segment].saves.add(source.step)
         state: EvaluationState = "new"
@@ -172,32 +228,39 @@ class _Planner:
             state = "evaluated"
         elif key in self.known.in_flight:
             state = "in_flight"
-        facts = self._facts(scale)
-        short_checkpoint = trajectory.short_checkpoint
+        scale, stage = trajectory.scale, draft.segment.stage
         self.evaluations[key] = PlannedEvaluation(
             key=key,
             snapshot=snapshot,
-            evaluator=self.evaluator,
+            evaluator=self.evaluators[evaluator_id],
             sources=sources,
             shape=scale.shape,
-            rope_base=draft.segment.stage.rope_base,
+            rope_base=stage.rope_base,
+            yarn=stage.yarn if isinstance(stage, LongStage) else None,
             scale=scale.name,
-            n_params=facts.n_params,
+            n_params=self._facts(scale).n_params,
             short_tokens=trajectory.short_tokens,
-            long_tokens=step * scale.long.tokens_per_step,
+            long_tokens=long_steps * scale.long.tokens_per_step,
             short_seed=trajectory.short_seed,
             long_seed=trajectory.long_seed,
-            cluster=f"{short_checkpoint.segment}:{short_checkpoint.step}",
+            cluster=trajectory.cluster,
             asked=asked,
             state=state,
-            flops=facts.evaluation_flops,
+            flops=self._flops(scale, evaluator_id),
+            follow_up=follow_up,
         )
         return key
+
+    def _flops(self, scale: ResolvedScale, evaluator_id: str) -> int:
+        place = scale.name, evaluator_id
+        if place not in self._evaluation_flops:
+            self._evaluation_flops[place] = evaluation_flops(scale.shape, self.evaluators[evaluator_id])
+        return self._evaluation_flops[place]
 
     def _planned_cell(self, cell: AskedCell, trajectory: Trajectory, keys: tuple[str, ...]) -> PlannedCell:
         place, facts = cell.place, self._facts(cell.scale)
         long_tokens = place.long_steps * cell.scale.long.tokens_per_step
-        status, reason = self._status(trajectory, keys)
+        status, reason = self._status(trajectory, place.long_steps, keys)
         return PlannedCell(
             key=content_hash([facts.identity, trajectory.short_tokens, long_tokens, place.short_seed, place.long_seed]),
             scale=cell.scale.name,
@@ -212,34 +275,47 @@ class _Planner:
             reason=reason,
         )
 
+    def _tokens_alone(self, cell: PlannedCell) -> int:
+        """Tokens to train for one cell by itself; those that a folder's model has seen are spent."""
+        if isinstance(self.grid.scales[cell.scale], FolderScale):
+            return cell.long_tokens
+        assert cell.short_tokens is not None
+        return cell.short_tokens + cell.long_tokens
+
     def _series(self, rule: str) -> str:
         if rule not in self._series_ids:
+            floor, decay_shape = long_decay(self.grid.recipe)
+            constant = self.grid.protocol == "constant"
             series = Series(
                 family=self.family,
                 protocol=self.grid.protocol,
-                final_rate_ratio=1.0 if self.grid.protocol == "constant" else long_floor(self.grid.recipe),
+                final_rate_ratio=1.0 if constant else floor,
                 rule=rule,
                 evaluator=self.evaluator_id,
+                decay_shape="linear" if constant else decay_shape,
             )
             self._series_ids[rule] = series.id
             self.series[series.id] = series
         return self._series_ids[rule]
 
-    def _status(self, trajectory: Trajectory, keys: tuple[str, ...]) -> tuple[CellStatus, str]:
+    def _status(self, trajectory: Trajectory, step: int, keys: tuple[str, ...]) -> tuple[CellStatus, str]:
         pending = [self.evaluations[key] for key in keys if self.evaluations[key].state != "evaluated"]
         if not pending:
             return "reused", "measured already"
         if all(evaluation.state == "in_flight" for evaluation in pending):
             return "in_flight", "another grid is measuring it"
-        long, decay, trunk = trajectory.long, trajectory.decay, trajectory.trunk
-        missing = long.missing.intersection(source.step for e in pending for source in e.sources)
-        if not missing:
+        sources = [source for evaluation in pending for source in evaluation.sources]
+        segments = self.trajectories.segments
+        if not any(source.step in segments[source.segment].missing for source in sources):
             return "extended", "its checkpoints exist; only the measuring is new"
-        if start := long.start_before(max(missing)):
-            return "extended", f"its long stage goes on from {long.segment.stage_tokens(start):,} tokens"
-        if decay.existing:
+        for long in reversed(trajectory.longs[: trajectory.scale.phase_at(step) + 1]):
+            ahead = [s.step for s in sources if s.segment == long.id and s.step in long.missing]
+            if start := long.start_before(max(ahead) if ahead else max(long.saves) + 1):
+                return "extended", f"its long stage goes on from {long.segment.stage_tokens(start):,} tokens"
+        decay, trunk = trajectory.decay, trajectory.trunk
+        if decay is not None and decay.existing:
             return "extended", f"its long stage starts from the known checkpoint at D_s = {trajectory.short_tokens:,}"
-        if start := trunk.start_before(trajectory.branch_step + 1):
+        if trunk is not None and (start := trunk.start_before(trajectory.branch_step + 1)):
             return "extended", f"its short stage goes on from {trunk.segment.stage_tokens(start):,} tokens"
         return "new", "nothing of it exists yet"
 
@@ -253,7 +329,11 @@ class _Planner:
                 n_params=next(cell.n_params for cell in cells if cell.scale == name),
                 cells=sum(cell.scale == name for cell in cells),
                 tokens_train=sum(segment.tokens_train for segment in segments if segment.scale == name),
-                tokens_independent=sum(c.short_tokens + c.long_tokens for c in cells if c.scale == name),
+                tokens_independent=sum(self._tokens_alone(cell) for cell in cells if cell.scale == name),
             )
             for name in names
         )
+
+
+def _without_digest(evaluator: Evaluator) -> bool:
+    return evaluator.reference.kind == "huggingface" and evaluator.reference.digest is None

@@ -7,7 +7,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.errors import Problem
-from workers.spec import CheckpointRef, Evaluator, ModelShape, Protocol, Segment, Snapshot, content_hash
+from workers.spec import (
+    CheckpointRef,
+    DecayShape,
+    Evaluator,
+    Execution,
+    FolderModel,
+    ModelShape,
+    Protocol,
+    Segment,
+    Snapshot,
+    Yarn,
+    content_hash,
+    optional,
+)
 
 EvaluationState = Literal["new", "in_flight", "evaluated"]
 CellStatus = Literal["reused", "in_flight", "extended", "new"]
@@ -46,7 +59,7 @@ class Known:
 class Series:
     """What one fit may pool. `rule` has its parameters as written ("last_m(m=4, spacing=2N)"), the same for all scales.
 
-    `final_rate_ratio` is the floor of the linear decay, and 1 for the constant protocol.
+    `final_rate_ratio` is the floor of the linear decay, and 1 for the constant protocol; `decay_shape` is its shape.
     """
 
     family: str
@@ -55,6 +68,7 @@ class Series:
     rule: str
     evaluator: str
     metric: str = METRIC
+    decay_shape: DecayShape = optional("linear")
 
     @property
     def id(self) -> str:
@@ -83,6 +97,7 @@ class PlannedSegment:
     flops: int
     checkpoint_bytes: int
     cells: int
+    execution: Execution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +105,21 @@ class PlannedEvaluation:
     """A snapshot to measure. `asked`: a cell's budget; otherwise a diagnostic, which is measured and never fitted.
 
     `sources` are the checkpoints to read, oldest first: the snapshot's own, or, for a snapshot at step 0 of a
-    long-stage segment, the checkpoint it starts from. `rope_base` is the base the model is run with. Tokens are the
-    realised ones. `cluster` names the short-stage checkpoint whose noise all its long-stage runs share.
+    long-stage segment, the checkpoint it starts from (none where that is a folder). `rope_base` and `yarn` are what the
+    model is run with. Tokens are the realised ones, D_s None where nobody knows it. `cluster` names the short-stage
+    checkpoint whose noise all its long-stage runs share. `follow_up` names the stage that led on from D_l, if one did.
     """
 
     key: str
     snapshot: Snapshot
     evaluator: Evaluator
     sources: tuple[CheckpointRef, ...]
-    shape: ModelShape
+    shape: ModelShape | FolderModel
     rope_base: float
+    yarn: Yarn | None
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int
@@ -110,6 +127,7 @@ class PlannedEvaluation:
     asked: bool
     state: EvaluationState
     flops: int
+    follow_up: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +137,7 @@ class PlannedCell:
     key: str
     scale: str
     n_params: int
-    short_tokens: int
+    short_tokens: int | None
     long_tokens: int
     short_seed: int
     long_seed: int
@@ -144,14 +162,17 @@ class ScaleTotals:
 class Plan:
     """The least training that covers a grid, beside what is known. Parents stand before their children in `segments`.
 
-    `tokens_independent` is the price of training every cell by itself, from scratch. Operations are exact integers and
-    may exceed 64 bits; those of a reference model's own passes are not known here and not counted.
+    `evaluator` measures the cells; `evaluators` are all, those of follow-up stages included. `tokens_independent` is
+    the price of training every cell by itself, from scratch or from its folder, without follow-up stages. Operations
+    are exact integers and may exceed 64 bits; those of a reference model's own passes are not known here and not
+    counted.
     """
 
     name: str
     protocol: Protocol
     family: str
     evaluator: Evaluator
+    evaluators: tuple[Evaluator, ...]
     series: tuple[Series, ...]
     segments: tuple[PlannedSegment, ...]
     evaluations: tuple[PlannedEvaluation, ...]

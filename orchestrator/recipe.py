@@ -3,73 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, PlainValidator, Tag, ValidationInfo, field_validator
 
-from orchestrator.budgets import parse_real, shown
+from orchestrator.budgets import parse_integer, shown
 from orchestrator.errors import Problem
-from orchestrator.fields import Count, Flag, Label, Natural, Place, Positive, Ratio, Real, Settings, Share, TokenBudget
+from orchestrator.fields import Count, Flag, Label, Natural, Place, Positive, Real, Settings, TokenBudget
+from orchestrator.grid_problems import ALTERNATIVES
+from orchestrator.stage_settings import LongSettings, ShortSettings, StageSettings, resolve_optimizer
 from workers.spec import (
     NUMERICS_VERSION,
-    AdamW,
     Chunking,
     ChunkingMode,
-    DataMix,
+    DecayShape,
     EvaluationDocuments,
     Evaluator,
-    LongStage,
+    Execution,
+    FolderModel,
     ModelShape,
-    OptimizerState,
-    Protocol,
     Reference,
     ReferenceKind,
-    ShortStage,
+    Sharding,
     content_hash,
 )
 
-
-class OptimizerSettings(Settings):
-    """AdamW; what is not given stays as the recipe, or `workers.spec.AdamW`, has it."""
-
-    beta1: Annotated[Real, Field(ge=0, lt=1)] | None = None
-    beta2: Annotated[Real, Field(ge=0, lt=1)] | None = None
-    eps: Positive | None = None
-    weight_decay: Annotated[Real, Field(ge=0)] | None = None
-    clip_norm: Positive | None = None
-
-
-class StageSettings(Settings):
-    """What both stages have. None means: not given here."""
-
-    seq_len: Annotated[Count, Field(ge=2)] | None = None
-    batch_sequences: Count | None = None
-    rope_base: Positive | None = None
-    warmup_steps: Natural | None = None
-    final_rate_ratio: Ratio | None = None
-    copied_spans: Share | None = None
-    optimizer: OptimizerSettings = OptimizerSettings()
-
-
-class ShortSettings(StageSettings):
-    peak_rate: Positive | None = None
-
-
-def _start_rate(value: object) -> object:
-    if value == "inherit":
-        return value
-    rate = parse_real(value)
-    if rate <= 0:
-        raise ValueError(f"must be above zero or inherit, not {shown(value)}")
-    return rate
-
-
-class LongSettings(StageSettings):
-    start_rate: (
-        Annotated[Literal["inherit"] | float, PlainValidator(_start_rate, json_schema_input_type=float | str)] | None
-    ) = None
-    optimizer_state: OptimizerState | None = None
+_SHAPE, _MODEL = ALTERNATIVES[3:]
 
 
 class AttentionSettings(Settings):
@@ -85,13 +45,24 @@ class ModelSettings(Settings):
 
 
 class Recipe(Settings):
-    model: ModelSettings
+    """`model` and `short` are for scales that begin with random weights."""
+
+    model: ModelSettings | None = None
     corpus: Label
-    short: ShortSettings
+    short: ShortSettings = ShortSettings()
     long: LongSettings
 
 
-class Scale(Settings):
+class ExecutionSettings(Settings):
+    """How segments are run: it changes no number and no identity. What a scale does not give is the grid's."""
+
+    processes: Count | None = None
+    sharding: Sharding | None = None
+    micro_batch_tokens: Count | None = None
+    recompute_activations: Flag | None = None
+
+
+class ShapeScale(Settings):
     """A model shape; `short` and `long` override the recipe for this scale."""
 
     layers: Count
@@ -101,6 +72,7 @@ class Scale(Settings):
     ffn_width: Count
     short: ShortSettings = ShortSettings()
     long: LongSettings = LongSettings()
+    execution: ExecutionSettings = ExecutionSettings()
 
     @field_validator("heads")
     @classmethod
@@ -119,6 +91,47 @@ class Scale(Settings):
         if heads is not None and kv_heads is not None and heads % kv_heads:
             raise ValueError(f"{kv_heads} kv_heads do not divide the {heads} heads")
         return kv_heads
+
+
+def _tokens_seen(value: object) -> int | None:
+    if value is None or value == "unknown":
+        return None
+    tokens = parse_integer(value)
+    if tokens < 1:
+        raise ValueError(f"must be above zero or unknown, not {shown(value)}")
+    return tokens
+
+
+class FolderModelSettings(Settings):
+    """A model in the store, as `longlaw model add` prints it. `head_dim` and `rope_base` are those it came with."""
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    n_params: Count
+    embedding_params: Count
+    layers: Count
+    width: Count
+    vocab_size: Count
+    head_dim: Count | None = None
+    rope_base: Positive | None = None
+
+
+class FolderScale(Settings):
+    """A model that somebody else trained stands for the short stage; `short_tokens_seen` is its D_s, where known."""
+
+    model: FolderModelSettings
+    short_tokens_seen: Annotated[int | None, PlainValidator(_tokens_seen, json_schema_input_type=int | str)]
+    long: LongSettings = LongSettings()
+    execution: ExecutionSettings = ExecutionSettings()
+
+
+Scale = Annotated[
+    Annotated[ShapeScale, Tag(_SHAPE)] | Annotated[FolderScale, Tag(_MODEL)],
+    Discriminator(lambda value: _MODEL if _has_model(value) else _SHAPE),
+]
+
+
+def _has_model(value: object) -> bool:
+    return isinstance(value, FolderScale) or (isinstance(value, Mapping) and "model" in value)
 
 
 class ReferenceSettings(Settings):
@@ -161,57 +174,74 @@ class EvaluationSettings(Settings):
     diagnose_zero: Flag = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedScale:
-    """One scale with nothing left to look up. Under `constant` the long stage's final_rate_ratio is 1."""
-
-    name: str
-    shape: ModelShape
-    short: ShortStage
-    long: LongStage
-
-
-_SHORT_DEFAULTS: dict[str, Any] = {"rope_base": 10_000.0, "final_rate_ratio": 0.1, "copied_spans": 0.0}
-_LONG_DEFAULTS: dict[str, Any] = {
+SHORT_DEFAULTS: dict[str, Any] = {"rope_base": 10_000.0, "final_rate_ratio": 0.1, "copied_spans": 0.0}
+LONG_DEFAULTS: dict[str, Any] = {
     "start_rate": "inherit",
     "optimizer_state": "carry",
     "warmup_steps": 0,
     "final_rate_ratio": 0.1,
     "copied_spans": 0.0,
 }
+#: Settings that came later, with the values that mean what was done before: at those they rename nothing.
+_AS_BEFORE = {"packing": "stream", "min_document_tokens": 0, "blended": (), "z_loss": 0.0, "precision": "fp32"}
+_NEVER_REQUIRED = frozenset(
+    {"optimizer", "rope", "stages", "decay_shape", "full_length_share", *_AS_BEFORE},
+)
 
 
-def _merged(defaults: dict[str, Any], *layers: StageSettings) -> dict[str, Any]:
+def merged(defaults: Mapping[str, Any], *layers: StageSettings) -> dict[str, Any]:
     """Stage settings by name, later layers winning, `optimizer` field by field; what nobody gives is absent."""
-    merged = dict(defaults)
+    settings = dict(defaults)
     optimizer: dict[str, Any] = {}
     for layer in layers:
         given = layer.model_dump(exclude_none=True)
         optimizer |= given.pop("optimizer")
-        merged |= given
-    return merged | {"optimizer": dataclasses.asdict(AdamW(**optimizer))}
+        for one, other in (("rope", "rope_base"), ("rope_base", "rope")):
+            if one in given:
+                settings.pop(other, None)
+        settings |= given
+    return settings | {"optimizer": optimizer}
 
 
-def missing_settings(recipe: Recipe, scales: dict[str, Scale]) -> list[Problem]:
-    """Stage settings that neither the recipe nor every scale gives."""
+def missing_settings(recipe: Recipe, scales: Mapping[str, ShapeScale | FolderScale]) -> list[Problem]:
+    """Stage settings that neither the recipe nor every scale that needs them gives."""
+    shapes = [name for name, scale in scales.items() if isinstance(scale, ShapeScale)]
     problems = []
-    for stage, layer, defaults in (("short", recipe.short, _SHORT_DEFAULTS), ("long", recipe.long, _LONG_DEFAULTS)):
-        fields = [field for field in type(layer).model_fields if field != "optimizer"]
-        for field in fields:
-            given = _merged(defaults, layer)
-            lacking = [name for name, scale in scales.items() if getattr(getattr(scale, stage), field) is None]
-            if field not in given and lacking:
+    if shapes and recipe.model is None:
+        problems.append(Problem(pointer="/recipe/model", message="is required, with vocab_size"))
+    stages: tuple[tuple[str, StageSettings, dict[str, Any], list[str]], ...] = (
+        ("short", recipe.short, SHORT_DEFAULTS, shapes),
+        ("long", recipe.long, LONG_DEFAULTS, list(scales)),
+    )
+    for stage, layer, defaults, names in stages:
+        for field in type(layer).model_fields:
+            if field in _NEVER_REQUIRED:
+                continue
+            lacking = [
+                name for name in names if not _gives(field, merged(defaults, layer, getattr(scales[name], stage)))
+            ]
+            if lacking:
                 message = "is required, here or under every scale"
-                if len(lacking) < len(scales):
+                if len(lacking) < len(names):
                     message += f" (not given for {', '.join(lacking)})"
                 problems.append(Problem(pointer=f"/recipe/{stage}/{field}", message=message))
     return problems
 
 
-def resolve_scale(name: str, scale: Scale, recipe: Recipe, protocol: Protocol) -> ResolvedScale:
-    """The shape and the stages of one scale; `missing_settings` must have found nothing."""
+def _gives(field: str, settings: Mapping[str, Any]) -> bool:
+    if field == "rope_base" and field not in settings:
+        phases = settings.get("stages", ())
+        return "rope" in settings or (bool(phases) and all("rope" in phase or field in phase for phase in phases))
+    return field in settings
+
+
+def shape_of(scale: ShapeScale | FolderScale, recipe: Recipe) -> ModelShape | FolderModel:
+    """The model of one scale; `missing_settings` must have found nothing."""
+    if isinstance(scale, FolderScale):
+        return FolderModel(**scale.model.model_dump(exclude={"head_dim", "rope_base"}))
     model = recipe.model
-    shape = ModelShape(
+    assert model is not None
+    return ModelShape(
         layers=scale.layers,
         width=scale.width,
         heads=scale.heads,
@@ -223,42 +253,49 @@ def resolve_scale(name: str, scale: Scale, recipe: Recipe, protocol: Protocol) -
         init_std=model.init_std,
         norm_eps=model.norm_eps,
     )
-    settings = _merged(_SHORT_DEFAULTS, recipe.short, scale.short)
-    copied_spans, optimizer = settings.pop("copied_spans"), AdamW(**settings.pop("optimizer"))
-    data = DataMix(corpus=recipe.corpus, split="short", copied_spans=copied_spans)
-    short = ShortStage(**settings, data=data, optimizer=optimizer)
 
-    settings = _merged(_LONG_DEFAULTS, recipe.long, scale.long)
-    copied_spans, optimizer = settings.pop("copied_spans"), AdamW(**settings.pop("optimizer"))
-    data = DataMix(corpus=recipe.corpus, split="long", copied_spans=copied_spans)
-    if settings["start_rate"] == "inherit":
-        settings["start_rate"] = short.end_rate
-    if protocol == "constant":
-        settings["final_rate_ratio"] = 1.0
-    long = LongStage(**settings, data=data, optimizer=optimizer)
-    return ResolvedScale(name=name, shape=shape, short=short, long=long)
+
+def execution_of(*layers: ExecutionSettings) -> Execution:
+    """How segments are run, later layers winning field by field."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given |= layer.model_dump(exclude_none=True)
+    return Execution(**given)
 
 
 def family_of(recipe: Recipe) -> str:
     """32 hexadecimal digits for the recipe without scales, their overrides, seeds and protocol.
 
-    The floor of the linear decay belongs to the protocol: it is left out here and part of a series.
+    The floor and the shape of the linear decay belong to the protocol: they are left out here and part of a series.
     """
-    long = _merged(_LONG_DEFAULTS, recipe.long)
+    long = _canonical(merged(LONG_DEFAULTS, recipe.long))
     del long["final_rate_ratio"]
+    long.pop("decay_shape", None)
     content = {
-        "model": recipe.model.model_dump(),
+        "model": None if recipe.model is None else recipe.model.model_dump(),
         "corpus": recipe.corpus,
-        "short": _merged(_SHORT_DEFAULTS, recipe.short),
+        "short": _canonical(merged(SHORT_DEFAULTS, recipe.short)),
         "long": long,
         "numerics_version": NUMERICS_VERSION,
     }
     return content_hash(content)
 
 
-def long_floor(recipe: Recipe) -> float:
-    """Where the linear decay of the long stage ends, as a share of its start, before scales override it."""
-    return float(_merged(_LONG_DEFAULTS, recipe.long)["final_rate_ratio"])
+def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
+    """One form for one meaning: what came later is left out where it changes nothing."""
+    kept = {name: value for name, value in settings.items() if name not in _AS_BEFORE or value != _AS_BEFORE[name]}
+    if kept.get("decay_shape") == "linear":
+        del kept["decay_shape"]
+    if kept.get("rope", {}).get("method") == "abf":
+        kept["rope_base"] = kept.pop("rope")["base"]
+    kept["optimizer"] = dataclasses.asdict(resolve_optimizer(kept["optimizer"]))
+    return kept
+
+
+def long_decay(recipe: Recipe) -> tuple[float, DecayShape]:
+    """Where the decay of the long stage ends, as a share of its start, and its shape, before scales override them."""
+    settings = merged(LONG_DEFAULTS, recipe.long)
+    return float(settings["final_rate_ratio"]), settings.get("decay_shape", "linear")
 
 
 def resolve_evaluator(evaluation: EvaluationSettings, recipe: Recipe) -> Evaluator:

@@ -81,7 +81,7 @@ def _submission(grid: Grid, planned: Plan, document: Any) -> submission.Submissi
             holdout=grid.fit.holdout,
             bootstrap=grid.fit.bootstrap,
         ),
-        evaluators=(planned.evaluator,),
+        evaluators=planned.evaluators,
         series=tuple(
             submission.NewSeries(
                 id=series.id,
@@ -102,6 +102,7 @@ def _submission(grid: Grid, planned: Plan, document: Any) -> submission.Submissi
                 save_steps=segment.save_steps,
                 missing_steps=segment.missing_steps,
                 priority=priorities[segment.id],
+                execution=segment.execution,
             )
             for segment in planned.segments
         ),
@@ -118,6 +119,7 @@ def _submission(grid: Grid, planned: Plan, document: Any) -> submission.Submissi
                 short_seed=evaluation.short_seed,
                 long_seed=evaluation.long_seed,
                 cluster=evaluation.cluster,
+                follow_up=evaluation.follow_up,
                 new=evaluation.state == "new",
             )
             for evaluation in planned.evaluations

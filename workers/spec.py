@@ -338,6 +338,14 @@ class Segment:
         return content_hash(self)
 
     @property
+    def start_sources(self) -> tuple[CheckpointRef, ...]:
+        """Checkpoints of the parent that `parent_rule` reads, oldest first; none without a rule."""
+        if self.parent is None or self.parent_rule is None:
+            return ()
+        steps = self.parent_rule.source_steps(self.parent.step)
+        return tuple(CheckpointRef(segment=self.parent.segment, step=step) for step in steps)
+
+    @property
     def first_stage_step(self) -> int:
         """Steps of the same stage that lie before this segment: a decay goes on where its trunk stands."""
         if self.kind == "short_decay" and self.parent is not None:

@@ -1,0 +1,249 @@
+"""Scales with nothing left to look up: the model, its short stage, the sub-phases of its long stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from orchestrator.budgets import Budget, parse_budget, rounding_problem
+from orchestrator.errors import Problem
+from orchestrator.grid_problems import pointer
+from orchestrator.recipe import (
+    LONG_DEFAULTS,
+    SHORT_DEFAULTS,
+    ExecutionSettings,
+    FolderScale,
+    Recipe,
+    ShapeScale,
+    execution_of,
+    merged,
+    shape_of,
+)
+from orchestrator.stage_settings import DATA_FIELDS, RopeSettings, resolve_data, resolve_optimizer, resolve_rope
+from workers.spec import DataMix, Execution, FolderModel, LongStage, ModelShape, Protocol, ShortStage, Yarn, steps_for
+
+T = TypeVar("T")
+_OF_DATA = frozenset(DATA_FIELDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of the long stage with one sequence length, base and mixture; `start_step` updates lie before it."""
+
+    start_step: int
+    stage: LongStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedScale:
+    """One scale. A model from a folder has no `short` stage; its D_s is `short_tokens_seen`, None where unknown.
+
+    Under `constant` the long stage's final_rate_ratio is 1. `head_dim` and `rope_base` are those of the model as the
+    long stage finds it, where they are known.
+    """
+
+    name: str
+    shape: ModelShape | FolderModel
+    short: ShortStage | None
+    phases: tuple[Phase, ...]
+    short_tokens_seen: int | None
+    head_dim: int | None
+    execution: Execution
+
+    @property
+    def long(self) -> LongStage:
+        """The long stage as it begins; the tokens of a step are the same in all phases."""
+        return self.phases[0].stage
+
+    @property
+    def recipe(self) -> list[object]:
+        """What its cells have in common, for their identity."""
+        long: object = self.long if len(self.phases) == 1 else self.phases
+        return [self.shape, self.short, long]
+
+    def phase_at(self, step: int) -> int:
+        """The phase whose checkpoint stands at `step` of the long stage: a border belongs to what ends there."""
+        return max((i for i, phase in enumerate(self.phases) if phase.start_step < step), default=0)
+
+    def step_in_phase(self, step: int) -> int:
+        """Updates of the phase of `step` that are done there."""
+        return step - self.phases[self.phase_at(step)].start_step
+
+
+class _Places:
+    """Where a setting of one scale stands: in the scale if it gives it, else in the recipe."""
+
+    def __init__(self, name: str, scale: ShapeScale | FolderScale, problems: list[Problem]) -> None:
+        self._name = name
+        self._scale = scale
+        self.problems = problems
+
+    def note(self, stage: str, field: str, message: object, *more: str | int) -> None:
+        own = getattr(getattr(self._scale, stage, None), field, None)
+        given = own is not None and (field != "optimizer" or own.model_fields_set)
+        at = ("scales", self._name, stage) if given else ("recipe", stage)
+        self.problems.append(Problem(pointer=pointer(*at, field, *more), message=f"scale {self._name}: {message}"))
+
+    def attempt(self, stage: str, field: str, resolve: Callable[[], T], fallback: T, *more: str | int) -> T:
+        try:
+            return resolve()
+        except ValueError as error:
+            self.note(stage, field, error, *more)
+            return fallback
+
+
+def resolve_scale(
+    name: str,
+    scale: ShapeScale | FolderScale,
+    recipe: Recipe,
+    protocol: Protocol,
+    *,
+    execution: ExecutionSettings,
+    tolerance: float,
+    problems: list[Problem],
+) -> ResolvedScale:
+    """The model and the stages of one scale. What cannot be so goes to `problems`; then the result is of no use.
+
+    `missing_settings` must have found nothing.
+    """
+    shape = shape_of(scale, recipe)
+    places = _Places(name, scale, problems)
+    short, head_dim, old_base, old_length = None, None, None, None
+    if isinstance(scale, ShapeScale):
+        short = _short_stage(scale, recipe, places)
+        assert isinstance(shape, ModelShape)
+        head_dim, old_base, old_length = shape.head_dim, short.rope_base, short.seq_len
+    else:
+        head_dim, old_base = scale.model.head_dim, scale.model.rope_base
+
+    settings = merged(LONG_DEFAULTS, recipe.long, scale.long)
+    if short is None:
+        if settings["start_rate"] == "inherit":
+            places.note("long", "start_rate", "needs a value: a model from a folder has no rate to go on with")
+            settings["start_rate"] = 1.0
+        settings["optimizer_state"] = "fresh"
+    elif settings["start_rate"] == "inherit":
+        settings["start_rate"] = short.end_rate
+    if protocol == "constant":
+        settings |= {"final_rate_ratio": 1.0, "decay_shape": "linear"}
+    phases = settings.pop("stages", ())
+    settings["optimizer"] = places.attempt(
+        "long", "optimizer", lambda: resolve_optimizer(settings["optimizer"]), resolve_optimizer({})
+    )
+
+    def stage_of(given: Mapping[str, Any], *more: str | int) -> LongStage:
+        """The long stage, or a phase of it."""
+        given = dict(given)
+        data = {key: given.pop(key) for key in list(given) if key in _OF_DATA}
+        corpus = given.pop("corpus", recipe.corpus)
+        mix = places.attempt(
+            "long",
+            "stages" if more else "blended" if data.get("blended") else "full_length_share",
+            lambda: resolve_data(data, corpus=corpus, split="long"),
+            DataMix(corpus=corpus, split="long"),
+            *more,
+        )
+        yarn: Yarn | None = None
+        no_rope: tuple[float, Yarn | None] = (10_000.0, None)
+        if "rope" in given:
+            rope = RopeSettings(**given.pop("rope"))
+            given["rope_base"], yarn = places.attempt(
+                "long",
+                "stages" if more else "rope",
+                lambda: resolve_rope(
+                    rope,
+                    seq_len=given["seq_len"],
+                    old_base=old_base,
+                    old_length=old_length,
+                    head_dim=head_dim,
+                ),
+                no_rope,
+                *more,
+            )
+        return LongStage(**given, data=mix, yarn=yarn)
+
+    if not phases:
+        resolved = [Phase(start_step=0, stage=stage_of(settings))]
+    else:
+        resolved = _phases(settings, phases, shape.n_params, stage_of, tolerance, places)
+    return ResolvedScale(
+        name=name,
+        shape=shape,
+        short=short,
+        phases=tuple(resolved),
+        short_tokens_seen=scale.short_tokens_seen if isinstance(scale, FolderScale) else None,
+        head_dim=head_dim,
+        execution=execution_of(execution, scale.execution),
+    )
+
+
+def _short_stage(scale: ShapeScale, recipe: Recipe, places: _Places) -> ShortStage:
+    settings = merged(SHORT_DEFAULTS, recipe.short, scale.short)
+    data = {key: settings.pop(key) for key in list(settings) if key in _OF_DATA}
+    optimizer = settings.pop("optimizer")
+    return ShortStage(
+        **settings,
+        data=places.attempt(
+            "short",
+            "blended" if data.get("blended") else "full_length_share",
+            lambda: resolve_data(data, corpus=recipe.corpus, split="short"),
+            DataMix(corpus=recipe.corpus, split="short"),
+        ),
+        optimizer=places.attempt("short", "optimizer", lambda: resolve_optimizer(optimizer), resolve_optimizer({})),
+    )
+
+
+def _phases(
+    settings: Mapping[str, Any],
+    given: tuple[Mapping[str, Any], ...],
+    n_params: int,
+    stage_of: Callable[..., LongStage],
+    tolerance: float,
+    places: _Places,
+) -> list[Phase]:
+    """The phases in order. All take the same tokens a step, and all but the first go on with the optimizer's state."""
+    tokens_per_step = settings["seq_len"] * settings["batch_sequences"]
+    phases: list[Phase] = []
+    start_step = 0
+    for number, phase in enumerate(given):
+        own = {**phase}
+        until = own.pop("until", None)
+        base = {key: value for key, value in settings.items() if not (key in ("rope", "rope_base") and _has_rope(own))}
+        seq_len = own.get("seq_len", settings["seq_len"])
+        if own.get("batch_sequences", tokens_per_step // seq_len) * seq_len != tokens_per_step:
+            places.note(
+                "long",
+                "stages",
+                f"a step takes {tokens_per_step:,} tokens in every phase, which sequences of {seq_len:,} do not make"
+                " with a whole batch",
+                number,
+                "seq_len",
+            )
+        own["batch_sequences"] = max(1, tokens_per_step // seq_len)
+        if number:
+            own["optimizer_state"] = "carry"
+        phases.append(Phase(start_step=start_step, stage=stage_of(base | own, number)))
+        last = number == len(given) - 1
+        if (until is None) != last:
+            message = "the last phase is open and has no until" if last else "is required: where the next phase begins"
+            places.note("long", "stages", message, number, "until")
+        elif until is not None:
+            start_step = _border(parse_budget(until), n_params, tokens_per_step, tolerance, places, number)
+    for number, (before, after) in enumerate(pairwise(phases)):
+        if after.start_step <= before.start_step:
+            message = f"must lie above the phase before, step {before.start_step}, not at step {after.start_step}"
+            places.note("long", "stages", message, number, "until")
+    return phases
+
+
+def _border(until: Budget, n_params: int, tokens_per_step: int, tolerance: float, places: _Places, number: int) -> int:
+    tokens = until.tokens_for(n_params)
+    if message := rounding_problem(tokens, tokens_per_step, tolerance):
+        places.note("long", "stages", message, number, "until")
+    return steps_for(tokens, tokens_per_step)
+
+
+def _has_rope(phase: Mapping[str, Any]) -> bool:
+    return "rope" in phase or "rope_base" in phase
