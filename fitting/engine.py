@@ -6,7 +6,7 @@ sets of weights are refitted at once. For unit weights the objective is the ``co
 ``scipy.optimize.least_squares(loss="huber", f_scale=delta)``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ class Problem:
         log_residual: whether residuals are differences of logarithms.
         strength: lambda of the one-sided penalty.
         references: exponents above which it acts, infinite elsewhere; one per component of theta.
+        usable: which components of theta have an effect.
     """
 
     basis: Basis
@@ -62,10 +63,9 @@ class Problem:
     log_residual: bool = False
     strength: float = 0.0
     references: FloatArray | None = None
+    usable: NDArray[np.bool_] = field(init=False)
 
-    @property
-    def usable(self) -> NDArray[np.bool_]:
-        """Which components of theta have an effect."""
+    def __post_init__(self) -> None:
         law = self.basis.law
         usable = np.ones(law.n_parameters, dtype=np.bool_)
         for term, varied in zip(law.terms, self.varied, strict=True):
@@ -74,7 +74,7 @@ class Problem:
                 usable[term.rate] = varied
         for position, i, j in law.interactions:
             usable[position] = self.varied[i] and self.varied[j]
-        return usable
+        object.__setattr__(self, "usable", usable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

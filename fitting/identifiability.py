@@ -57,11 +57,11 @@ def identify(basis: Basis, theta: FloatArray, *, weights: FloatArray, usable: ND
         weights: how often each row counts (n).
         usable: which components of theta have an effect.
     """
-    jacobian = basis.jacobian(theta)
-    norms = np.linalg.norm(jacobian, axis=0)
+    # there are at least as many rows as parameters, and the triangle of a QR decomposition says all that they say
+    triangle: FloatArray = np.asarray(np.linalg.qr((basis.gradients(theta) * np.sqrt(weights)).T, mode="r"))
+    norms = np.linalg.norm(triangle, axis=0)
     norms[norms == 0] = 1.0
-    # there are at least as many rows as parameters, so the right factor is square
-    _, singular, directions = np.linalg.svd(jacobian / norms, full_matrices=False)
+    _, singular, directions = np.linalg.svd(triangle / norms)
     rank = int(np.count_nonzero(singular > _RANK_TOLERANCE * singular[0]))
     is_open = np.zeros(len(theta), dtype=np.bool_)
     if rank < len(theta):
@@ -79,7 +79,7 @@ def identify(basis: Basis, theta: FloatArray, *, weights: FloatArray, usable: ND
         rank=rank,
         open_parameters=tuple(np.flatnonzero(is_open).tolist()),
         correlations=correlations,
-        condition=_condition(jacobian * np.sqrt(weights)[:, None], inner, outer),
+        condition=_condition(triangle, inner, outer),
     )
 
 

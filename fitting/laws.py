@@ -80,6 +80,8 @@ class Law:
 
     def term_sizes(self, sizes: FloatArray) -> FloatArray:
         """What each term falls with (n x terms), from N, D_s, D_l (n x 3); a rate counts as one."""
+        if all(len(term.axes) == 1 for term in self.terms):
+            return sizes[:, [term.axes[0] for term in self.terms]]
         return np.column_stack([sizes[:, list(term.axes)].sum(axis=1) for term in self.terms])
 
     def without_offset(self) -> "Law":

@@ -112,6 +112,8 @@ def _newton(objective: Objective, thetas: FloatArray) -> _Point:
     for _ in range(_MAX_ITERATIONS):
         done = (np.abs(point.gradient) <= point.noise).all(axis=1, where=point.free)
         done |= (damping > _MAX_DAMPING) | ~np.isfinite(point.value)
+        if done.all() and len(done) == len(thetas):
+            return point
         if done.any():
             ends.put(remaining[done], point.pick(done))
             if done.all():
@@ -120,10 +122,14 @@ def _newton(objective: Objective, thetas: FloatArray) -> _Point:
             objective, point = objective.pick(~done), point.pick(~done)
         trial = _evaluate(objective, _clipped(objective, point.theta + _step(objective, point, damping)))
         better = trial.value < point.value
-        level = trial.value <= point.value * (1 + 1e-13) + 1e-32
-        better |= level & (_pull(trial) < 0.9 * _pull(point))
+        if not better.all():
+            level = trial.value <= point.value * (1 + 1e-13) + 1e-32
+            better |= level & (_pull(trial) < 0.9 * _pull(point))
         damping = np.where(better, np.where(damping > 1e-7, damping / 10, 0.0), np.maximum(damping * 10, 1e-6))
-        point.put(better, trial.pick(better))
+        if better.all():
+            point = trial
+        else:
+            point.put(better, trial.pick(better))
     ends.put(remaining, point)
     return ends
 

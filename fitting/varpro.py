@@ -1,9 +1,12 @@
 """Variable projection: descent over the exponents alone, the linear part solved at every step, many problems at once.
 
 Steps are Kaufman's (BIT 15, 1975): the Gauss-Newton matrix of the exponents after the linear coefficients are projected
-out. Rows in the linear zone of the Huber loss are reweighted (IRLS). Residuals are linear here; for differences of
-logarithms they are divided by the measured loss, which agrees to first order, and :mod:`fitting.newton` finishes.
+out. Rows in the linear zone of the Huber loss are reweighted once a step (IRLS): the loss at the new coefficients is at
+most that of the reweighted squares. Residuals are linear here; for differences of logarithms they are divided by the
+measured loss, which agrees to first order, and :mod:`fitting.newton` finishes.
 """
+
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +16,6 @@ from fitting.objective import Objective
 from fitting.values import FloatArray
 
 _MAX_ITERATIONS = 60
-_MAX_REWEIGHTINGS = 2
 _LARGEST_DAMPING = 1e10
 
 
@@ -140,20 +142,14 @@ class _State:
         return -step * scale, np.abs(decrement)
 
     def _resolve(self, q: FloatArray, curvature: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """The best linear part at q: the law's columns there, their coefficients, residuals, objective."""
-        delta = self.objective.huber_delta
-        design = columns = self.objective.basis.design(q)
-        target = np.broadcast_to(self.target, curvature.shape)
+        """The best linear part at q for that curvature: the law's columns, their coefficients, residuals, objective."""
+        design, target = self.objective.basis.design(q), self.target
+        columns = design
         if self.scale is not None:
             columns, target = columns * self._scaled(), target * self.scale
-        for _ in range(_MAX_REWEIGHTINGS):
-            normal = _products([columns, target[:, None, :]], curvature)
-            b = solve_normal(normal[:, :-1, :-1], normal[:, :-1, -1], signed=self.signed, usable=self.usable)
-            residual = (b[:, None, :] @ columns)[:, 0, :] - target
-            reweighted = _irls(residual, delta) * self.weights
-            if (reweighted == curvature).all():
-                break
-            curvature = reweighted
+        normal = _products([columns, target[..., None, :]], curvature)
+        b = solve_normal(normal[:, :-1, :-1], normal[:, :-1, -1], signed=self.signed, usable=self.usable)
+        residual = (b[:, None, :] @ columns)[:, 0, :] - target
         values = self.objective.data_loss(residual)
         if self.objective.strength > 0:
             values = values + 0.5 * self.objective.strength * (np.maximum(q - self.references, 0.0) ** 2).sum(axis=1)
@@ -169,9 +165,13 @@ class _State:
 
 def _products(parts: list[FloatArray], weights: FloatArray) -> FloatArray:
     """Weighted products of all rows of all parts, laid on top of one another (each R x something x n)."""
-    rows = np.concatenate(parts, axis=1)
+    ends = list(accumulate(part.shape[-2] for part in parts))
+    rows = np.empty((len(weights), ends[-1], weights.shape[1]))
+    for part, end in zip(parts, ends, strict=True):
+        rows[:, end - part.shape[-2] : end] = part
     # a copy with the rows last makes this product three times faster
-    return (rows * weights[:, None, :]) @ np.ascontiguousarray(rows.swapaxes(1, 2))
+    products: FloatArray = (rows * weights[:, None, :]) @ np.ascontiguousarray(rows.swapaxes(1, 2))
+    return products
 
 
 def _diagonal(matrices: FloatArray) -> FloatArray:
