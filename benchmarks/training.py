@@ -26,7 +26,8 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from workers import order
 from workers import train as training
-from workers.corpus import Corpus, build_corpus, open_corpus
+from workers.corpus import Corpus, open_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_sources import TorchSource
 from workers.model import build_model
 from workers.spec import AdamW, DataMix, ModelShape, Segment, SegmentRun, ShortStage

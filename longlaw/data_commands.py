@@ -16,8 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from database.settings import Settings
-from workers.corpus import Manifest, Report, build_corpus, corpus_names, find_corpus, open_corpus
+from workers.corpus import Manifest, corpus_names, find_corpus, open_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_sources import CorpusSource, FolderSource, TorchSource
+from workers.corpus_tokenizer import Report
 from workers.errors import CorpusError
 
 TORCH_SOURCE = "torch"

@@ -6,26 +6,28 @@ Listing is cheap (names and sizes); text is read only for the documents that the
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from workers.corpus_rows import (
+    TEXT_ROWS,
+    Row,
+    RowFields,
+    SourceDocument,
+    dataset_rows,
+    documents_of_rows,
+    json_rows,
+    parquet_rows,
+)
 from workers.errors import CorpusError
 
 #: Differs between builds of one torch version (CPU, CUDA); without it they yield the same corpus.
 _BUILD_SPECIFIC = "version.py"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceDocument:
-    """One document: `id` is unique and free of machine paths, `n_bytes` its size as UTF-8."""
-
-    id: str
-    n_bytes: int
-    read: Callable[[], str]
+DocumentsBy = Literal["file", "directory", "repository"]
+_ROWS_OF: dict[str, Callable[[Path, str, RowFields], Iterator[Row]]] = {".jsonl": json_rows, ".parquet": parquet_rows}
 
 
 class CorpusSource(Protocol):
@@ -35,7 +37,7 @@ class CorpusSource(Protocol):
     def label(self) -> str: ...
 
     def documents(self) -> list[SourceDocument]:
-        """All documents, in any order.
+        """All documents, in an order of the source's own.
 
         Raises:
             CorpusError: if there is none, or one cannot be listed.
@@ -55,85 +57,81 @@ class TorchSource:
             raise CorpusError("torch is not installed: install longlaw[worker], or build from a folder of text")
         root = Path(spec.submodule_search_locations[0])
         files = [path for path in root.rglob("*.py") if path != root / _BUILD_SPECIFIC]
-        return _by_directory(files, root=root.parent)
+        return [document for document in _by_directory(files, root=root.parent) if document.n_bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSource:
-    """A folder of UTF-8 text and JSON-lines files (hidden ones are left out).
+    """A folder of UTF-8 text, JSON-lines and Parquet files (hidden ones are left out), or one file of those.
 
-    `documents_by` "file" makes a document of each text file, "directory" of all text files that lie in one directory.
-    Each line of a `.jsonl` file is a document by itself: an object with its text in the field `text_field`.
+    `documents_by` "file" makes a document of each text file, "directory" of all text files that lie in one directory,
+    "repository" of all that lie anywhere below one of the folder's own directories.
+    Each row of a `.jsonl` or `.parquet` file is a document by itself, or all rows of a group are; `rows` names the
+    fields.
     """
 
     path: Path
-    documents_by: Literal["file", "directory"] = "file"
-    text_field: str = "text"
+    documents_by: DocumentsBy = "file"
+    rows: RowFields = TEXT_ROWS
     label: str = "folder"
 
     def documents(self) -> list[SourceDocument]:
-        if not self.path.is_dir():
-            raise CorpusError(f"{self.path} is not a folder")
-        files = [path for path in self.path.rglob("*") if path.is_file() and not _hidden(path.relative_to(self.path))]
-        texts = [path for path in files if path.suffix != ".jsonl"]
-        if self.documents_by == "directory":
-            found = _by_directory(texts, root=self.path)
+        if self.path.is_file():
+            files, root = [self.path], self.path.parent
+        elif self.path.is_dir():
+            files, root = sorted(path for path in self.path.rglob("*") if path.is_file()), self.path
+            files = [path for path in files if not _hidden(path.relative_to(root))]
         else:
-            found = [_text_document([path], name=path.relative_to(self.path).as_posix()) for path in texts]
-        for path in files:
-            if path.suffix == ".jsonl":
-                found.extend(self._lines(path))
+            raise CorpusError(f"{self.path} is not a folder or file")
+        texts = [path for path in files if path.suffix not in _ROWS_OF]
+        if self.documents_by != "file":
+            found = _by_directory(texts, root=root, deep=self.documents_by == "repository")
+        else:
+            found = [_text_document([path], name=path.relative_to(root).as_posix()) for path in texts]
         found = [document for document in found if document.n_bytes]
+        found += documents_of_rows(self._rows([path for path in files if path.suffix in _ROWS_OF], root))
         if not found:
-            raise CorpusError(f"{self.path} holds no text: expected non-empty text files, or .jsonl files")
+            raise CorpusError(f"{self.path} holds no text: expected non-empty text, .jsonl or .parquet files")
         return found
 
-    def _lines(self, path: Path) -> Iterator[SourceDocument]:
-        name = path.relative_to(self.path).as_posix()
-        with path.open("rb") as lines:
-            offset = 0
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    text = self._parse(line, where=f"{path}, line {number}")
-                    read = _line_reader(self, path, offset, number)
-                    yield SourceDocument(id=f"{name}:{number}", n_bytes=len(text.encode()), read=read)
-                offset += len(line)
-
-    def _parse(self, line: bytes, *, where: str) -> str:
-        try:
-            value = json.loads(line)
-        except UnicodeDecodeError as error:
-            raise CorpusError(f"{where}: not UTF-8 ({error})") from error
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{where}: not JSON ({error})") from error
-        text = value.get(self.text_field) if isinstance(value, dict) else None
-        if not isinstance(text, str):
-            raise CorpusError(f'{where}: no text in the field "{self.text_field}"')
-        return text
+    def _rows(self, files: list[Path], root: Path) -> Iterator[Row]:
+        for path in files:
+            yield from _ROWS_OF[path.suffix](path, path.relative_to(root).as_posix(), self.rows)
 
 
-def _line_reader(source: FolderSource, path: Path, offset: int, number: int) -> Callable[[], str]:
-    def read() -> str:
-        with path.open("rb") as lines:
-            lines.seek(offset)
-            return source._parse(lines.readline(), where=f"{path}, line {number}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSource:
+    """A Hugging Face dataset on disk, as `Dataset.save_to_disk` leaves it: each row, or group of rows, a document."""
 
-    return read
+    path: Path
+    rows: RowFields = TEXT_ROWS
+    label: str = "dataset"
+
+    def documents(self) -> list[SourceDocument]:
+        found = documents_of_rows(dataset_rows(self.path, self.rows))
+        if not found:
+            raise CorpusError(f"{self.path} holds no {self.rows.wanted}")
+        return found
+
+
+def source_at(path: Path, *, documents_by: DocumentsBy = "file", rows: RowFields = TEXT_ROWS) -> CorpusSource:
+    """The source that lies at `path`: a dataset on disk, else a folder or file."""
+    if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
+        return DatasetSource(path=path, rows=rows)
+    return FolderSource(path=path, documents_by=documents_by, rows=rows)
 
 
 def _hidden(relative: Path) -> bool:
     return any(part.startswith(".") for part in relative.parts)
 
 
-def _by_directory(files: list[Path], *, root: Path) -> list[SourceDocument]:
+def _by_directory(files: list[Path], *, root: Path, deep: bool = False) -> list[SourceDocument]:
+    """One document for each directory that holds files, or, if `deep`, for each right below `root`."""
     directories: dict[Path, list[Path]] = defaultdict(list)
     for path in files:
-        directories[path.parent].append(path)
-    documents = [
-        _text_document(sorted(paths), name=directory.relative_to(root).as_posix())
-        for directory, paths in directories.items()
-    ]
-    return [document for document in documents if document.n_bytes]
+        folder = path.parent.relative_to(root)
+        directories[Path(*folder.parts[:1]) if deep else folder].append(path)
+    return [_text_document(sorted(paths), name=folder.as_posix()) for folder, paths in directories.items()]
 
 
 def _text_document(paths: list[Path], *, name: str) -> SourceDocument:

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workers.corpus import Corpus, build_corpus, corpus_names, find_corpus, open_corpus
+from workers.corpus import Corpus, corpus_names, find_corpus, open_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_sources import FolderSource, TorchSource
 from workers.errors import CorpusError
 
@@ -90,7 +91,7 @@ def test_held_out_spans_point_at_the_characters_of_each_token(folder: Path, tmp_
 def test_rebuild_is_byte_identical_in_another_process_and_place(folder: Path, tmp_path: Path) -> None:
     first = built(folder, tmp_path / "store")
     script = (
-        "import sys; from pathlib import Path; from workers.corpus import build_corpus;"
+        "import sys; from pathlib import Path; from workers.corpus_build import build_corpus;"
         "from workers.corpus_sources import FolderSource;"
         "build_corpus(FolderSource(path=Path(sys.argv[1])), store=Path(sys.argv[2]), name='other', vocab_size=300)"
     )

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from workers.corpus import Corpus, build_corpus, open_corpus
+from workers.corpus import Corpus, open_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_sources import FolderSource
 from workers.spec import Chunking, ChunkingMode, EvaluationDocuments, Evaluator, Reference
 

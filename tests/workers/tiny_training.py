@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from workers.corpus import build_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_sources import FolderSource
 from workers.model import build_model
 from workers.spec import (
