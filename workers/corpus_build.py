@@ -254,7 +254,10 @@ def _write(
         ),
         held_out_origin=held_out.origin if held_out else None,
     )
-    (folder / "manifest.json").write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    fields = dataclasses.asdict(manifest)
+    if manifest.held_out_origin is None:
+        del fields["held_out_origin"]
+    (folder / "manifest.json").write_text(json.dumps(fields, indent=1) + "\n")
     return manifest
 
 
