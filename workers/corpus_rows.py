@@ -29,7 +29,8 @@ _ROWS_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceDocument:
-    """One document: `id` is unique and free of machine paths, `n_bytes` its size as UTF-8 (four bytes a token id).
+    """One document: `id` is unique and free of machine paths, `n_bytes` its size as UTF-8 (four bytes a token id),
+    without the line breaks between parts that were joined.
 
     Documents with the same `near` lie together and are best read one after another.
     """
