@@ -67,8 +67,9 @@ def merge(
 def plan_merge(sources: Sequence[Path], rule: ObservationRule, *, steps: Sequence[int] | None = None) -> MergePlan:
     """Reads the headers of all sources and checks that they fit together; raises like `merge`."""
     check_rule(rule)
-    if not sources or (rule.m and len(sources) != rule.m):
-        raise MergeError(f"rule {rule.name} takes {rule.m or 'some'} checkpoints, {len(sources)} were given")
+    wanted = 1 if rule.name == "raw" else rule.m
+    if not sources or (wanted and len(sources) != wanted):
+        raise MergeError(f"rule {rule.name} takes {wanted or 'some'} checkpoints, {len(sources)} were given")
     with ExitStack() as stack:
         folders = [stack.enter_context(WeightFolder(source)) for source in sources]
     newest = folders[-1]

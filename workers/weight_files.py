@@ -154,7 +154,7 @@ def _tensors(folder: Path, files: list[Path]) -> dict[str, StoredTensor]:
     index = folder / INDEX
     if index.is_file():
         placed = {name: tensor.file.name for name, tensor in found.items()}
-        if misplaced := sorted(name for name, _ in placed.items() ^ _weight_map(index).items()):
+        if misplaced := sorted({name for name, _ in placed.items() ^ _weight_map(index).items()}):
             raise CheckpointCorruptError(f"{index} and its files do not agree on {', '.join(misplaced[:5])}")
     return found
 

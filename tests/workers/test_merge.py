@@ -1,43 +1,38 @@
-"""Observation rules on real checkpoint folders: B32, B34, B40, B41 and the linear oracles of section 2.8."""
+"""What all observation rules share, and the plain mean, on real checkpoint folders."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from tests.workers.tiny_training import SHAPE
+from tests.workers.merge_folders import folder_of, folders
+from workers import merge_rules
 from workers.errors import CheckpointCorruptError, CheckpointMissingError, MergeError
 from workers.merge import merge, plan_merge
 from workers.model import build_model, load_weights
-from workers.spec import ObservationRule
+from workers.spec import ModelShape, ObservationRule, RuleName
 
+SHAPE = ModelShape(layers=1, width=16, heads=2, kv_heads=1, ffn_width=24, vocab_size=300, qk_conv_kernel=3)
 RAW = ObservationRule(name="raw")
+RULES = [
+    ObservationRule(name="last_m", m=0, spacing_steps=1),
+    ObservationRule(name="one_sqrt", m=0, spacing_steps=1),
+    ObservationRule(name="ema", m=0, spacing_steps=1, decay=0.9),
+    ObservationRule(name="dare", m=0, spacing_steps=1, density=0.5),
+    ObservationRule(name="ties", m=0, spacing_steps=1, density=0.5),
+]
 
 
 def last(m: int) -> ObservationRule:
     return ObservationRule(name="last_m", m=m, spacing_steps=1)
 
 
-def folder_of(path: Path, tensors: dict[str, Tensor], rope_base: float = 1e4) -> Path:
-    path.mkdir(parents=True)
-    save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({"rope_parameters": {"rope_theta": rope_base}}))
-    return path
-
-
-def folders(tmp_path: Path, values: Sequence[dict[str, Tensor]]) -> list[Path]:
-    return [folder_of(tmp_path / str(index), tensors) for index, tensors in enumerate(values)]
-
-
 def test_last_m_is_the_mean_of_its_checkpoints(tmp_path: Path) -> None:
-    """Section 2.8: base [1, 1] with deltas [4, -1], [-3, 2], [0.5, 1] and weights 1/3 gives [1.5, 1.666667]."""
+    """Base [1, 1] with deltas [4, -1], [-3, 2], [0.5, 1] and weights 1/3 gives [1.5, 1.666667]."""
     models = [{"w": torch.tensor(value)} for value in ([5.0, 0.0], [-2.0, 3.0], [1.5, 2.0])]
     merged = dict(merge(folders(tmp_path, models), last(3)))
     torch.testing.assert_close(merged["w"], torch.tensor([1.5, 5 / 3]), rtol=1e-7, atol=0)
@@ -57,7 +52,7 @@ def test_the_mean_of_equal_checkpoints_is_the_checkpoint_to_the_last_bit(tmp_pat
 
 
 def test_bfloat16_checkpoints_are_averaged_in_a_wider_type(tmp_path: Path) -> None:
-    """B32 for a plain mean; section 2.5: in bfloat16 these six come to 1.0078125."""
+    """In bfloat16 these six come to 1.0078125: each step of the sum is rounded to 1/128."""
     values = [1.0, 1.0078125, 1.0078125, 1.0078125, 1.015625, 1.0234375]
     models = [{"w": torch.tensor([value], dtype=torch.bfloat16)} for value in values]
     (merged,) = dict(merge(folders(tmp_path, models), last(6))).values()
@@ -66,7 +61,7 @@ def test_bfloat16_checkpoints_are_averaged_in_a_wider_type(tmp_path: Path) -> No
 
 
 def test_every_floating_type_is_averaged_and_counters_are_copied_from_the_newest(tmp_path: Path) -> None:
-    """B34."""
+    """github.com/lucidrains/ema-pytorch/pull/18: bfloat16 parameters were left out of the average, without a word."""
     models = [
         {
             "norm": torch.full((3,), float(value)),
@@ -92,7 +87,7 @@ def test_every_floating_type_is_averaged_and_counters_are_copied_from_the_newest
 
 
 def test_merging_leaves_the_checkpoints_that_training_continues_from_untouched(tmp_path: Path) -> None:
-    """B40."""
+    """github.com/atomistic-machine-learning/schnetpack/pull/785: averages for evaluation leaked into training."""
     sources = folders(tmp_path, [{"w": torch.randn(4)} for _ in range(4)])
     before = [file.read_bytes() for source in sources for file in sorted(source.iterdir())]
     for _, tensor in merge(sources, last(4)):
@@ -102,7 +97,6 @@ def test_merging_leaves_the_checkpoints_that_training_continues_from_untouched(t
 
 @pytest.mark.parametrize("m", [1, 3])
 def test_a_tied_head_follows_the_merged_embedding(tmp_path: Path, m: int) -> None:
-    """B41."""
     models = [build_model(SHAPE, rope_base=1e4, max_positions=32, seed=seed) for seed in range(m)]
     sources = []
     for index, model in enumerate(models):
@@ -128,10 +122,103 @@ def test_checkpoints_with_other_dimensions_are_refused_by_name(tmp_path: Path) -
         merge(folders(tmp_path, [{"embed": torch.ones(3, 2)}, {"embed": torch.ones(4, 2)}]), last(2))
 
 
-def test_checkpoints_with_other_rope_bases_are_refused(tmp_path: Path) -> None:
-    sources = [folder_of(tmp_path / str(base), {"w": torch.ones(2)}, base) for base in (1e4, 1e5)]
-    with pytest.raises(MergeError, match="rotates positions with"):
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "named"),
+    [
+        ({"rope_parameters": {"rope_theta": 1e4}}, {"rope_parameters": {"rope_theta": 1e5}}, "rope_theta = 10000.0"),
+        ({"rope_parameters": YARN}, {"rope_parameters": YARN | {"factor": 8.0}}, "factor = 4.0"),
+        ({"rope_parameters": YARN}, {"rope_parameters": {"rope_theta": 1e4}}, "factor = 4.0"),
+        ({"rope_theta": 5e5}, {"rope_theta": 5e6}, "rope_theta = 500000.0"),
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e6}}, "rope_theta = 500000.0"),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_theta": 1e4}, "factor = 2.0"),
+        (
+            {"rope_parameters": {"full": {"rope_theta": 1e6}, "sliding": {"rope_theta": 1e4}}},
+            {"rope_parameters": {"full": {"rope_theta": 1e5}, "sliding": {"rope_theta": 1e4}}},
+            "full.rope_theta = 1000000.0",
+        ),
+    ],
+)
+def test_checkpoints_that_rotate_positions_differently_are_refused(
+    tmp_path: Path, one: dict[str, object], other: dict[str, object], named: str
+) -> None:
+    """Whichever layout of transformers, 4 or 5, their configs have."""
+    weights = {"w": torch.ones(2)}
+    sources = [folder_of(tmp_path / "one", weights, config=one), folder_of(tmp_path / "other", weights, config=other)]
+    with pytest.raises(MergeError, match=f"rotates positions with {re.escape(named)}"):
         merge(sources, last(2))
+
+
+def test_both_layouts_of_one_rope_are_one_model(tmp_path: Path) -> None:
+    old = {"rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}}
+    weights = {"w": torch.ones(2)}
+    sources = [
+        folder_of(tmp_path / "old", weights, config=old),
+        folder_of(tmp_path / "new", weights, config={"rope_parameters": YARN}),
+    ]
+    assert torch.equal(dict(merge(sources, last(2)))["w"], torch.ones(2))
+
+
+def test_a_tensor_that_is_floating_in_one_checkpoint_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MergeError, match=r"w is torch\.int64 in .*0 and torch\.float32"):
+        merge(folders(tmp_path, [{"w": torch.ones(2, dtype=torch.int64)}, {"w": torch.ones(2)}]), last(2))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equal_checkpoints_merge_to_themselves_to_the_last_bit(
+    tmp_path: Path, rule: ObservationRule, dtype: torch.dtype
+) -> None:
+    weights = torch.randn(64, 65, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sources = folders(tmp_path, [{"w": weights}] * 5, steps=(1, 2, 4, 7, 11))
+    assert torch.equal(dict(merge(sources, rule))["w"], weights.float())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_what_a_rule_yields_does_not_depend_on_how_tensors_are_cut_into_blocks(
+    tmp_path: Path, rule: ObservationRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [{"w": torch.randn(3, 101, generator=torch.Generator().manual_seed(seed))} for seed in range(4)]
+    sources = folders(tmp_path, values, steps=(3, 5, 6, 9))
+    whole = dict(merge(sources, rule))["w"]
+    monkeypatch.setattr(merge_rules, "BLOCK", 8)
+    assert torch.equal(dict(merge(sources, rule))["w"], whole)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_scalars_and_empty_tensors_have_a_place(tmp_path: Path, rule: ObservationRule) -> None:
+    sources = folders(tmp_path, [{"scale": torch.tensor(2.0), "none": torch.empty(0, 4)}] * 3, steps=(1, 2, 3))
+    found = dict(merge(sources, rule))
+    assert (found["scale"].shape, found["scale"].item(), found["none"].shape) == ((), 2.0, (0, 4))
+
+
+@pytest.mark.parametrize("name", ["one_sqrt", "ema"])
+def test_rules_that_weigh_by_steps_need_to_know_them_in_order(tmp_path: Path, name: RuleName) -> None:
+    rule = ObservationRule(name=name, m=0, spacing_steps=1, decay=0.5)
+    sources = folders(tmp_path, [{"w": torch.ones(1)}] * 3)
+    with pytest.raises(MergeError, match=r"no state\.json that tells its optimizer step: give the steps"):
+        merge(sources, rule)
+    with pytest.raises(MergeError, match="must come oldest first; these are of steps 1, 3, 3"):
+        merge(sources, rule, steps=(1, 3, 3))
+    with pytest.raises(MergeError, match="3 checkpoints were given, and 2 steps"):
+        merge(sources, rule, steps=(1, 3))
+    assert dict(merge(sources, rule, steps=(1, 3, 4)))["w"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (ObservationRule(name="ema", m=0, spacing_steps=1), "ema needs a decay above 0 and at most 1, not None"),
+        (ObservationRule(name="ema", m=0, decay=0.9), "ema needs spacing_steps"),
+        (ObservationRule(name="dare", m=0, density=0.0), "dare needs a density above 0 and at most 1, not 0"),
+        (ObservationRule(name="ties", m=0, density=1.1), "ties needs a density above 0 and at most 1, not 1.1"),
+    ],
+)
+def test_a_rule_without_a_usable_parameter_is_refused(tmp_path: Path, rule: ObservationRule, message: str) -> None:
+    with pytest.raises(MergeError, match=message):
+        merge(folders(tmp_path, [{"w": torch.ones(1)}] * 2, steps=(1, 2)), rule)
 
 
 def test_a_rule_takes_exactly_its_number_of_checkpoints(tmp_path: Path) -> None:
