@@ -177,14 +177,13 @@ def refit(
 
 
 def refit_fixed(problem: Problem, component: int, values: FloatArray) -> Refits:
-    """Optima with one exponent, or the free offset, held at each of several values, all searched from the lattice.
+    """Optima with one exponent, or the free offset, held at each of several values: from the lattice, then one another.
 
     With the offset held, points are those of the law without it and in other coordinates: read the objectives alone.
     """
-    shifts = np.zeros((len(values), 1))
-    law = problem.basis.law
+    law, offset = problem.basis.law, None
     if component == law.n_parameters - 1 and law.offset is Offset.FREE:
-        shifts = values[:, None]
+        offset = values[:, None]
         problem = replace(
             problem,
             basis=replace(problem.basis, law=law.without_offset()),
@@ -193,16 +192,28 @@ def refit_fixed(problem: Problem, component: int, values: FloatArray) -> Refits:
             references=None if problem.references is None else problem.references[:-1],
         )
     lower, upper = (np.tile(bound, (len(values), 1)) for bound in (problem.lower, problem.upper))
-    if not shifts.any():
+    if offset is None:
         lower[:, component] = upper[:, component] = values
     target = replace(
-        _objective(problem, np.tile(problem.weights, (len(values), 1))),
-        y=problem.log_longppl - shifts if shifts.any() else problem.log_longppl,
-        lower=lower,
-        upper=upper,
+        _objective(problem, np.tile(problem.weights, (len(values), 1))), lower=lower, upper=upper, offset=offset
     )
     start = _points(problem, lattice.best_points(target))
-    return _solve(problem, target, start, searched=False, settled=True)
+    best = _solve(problem, target, start, searched=False, settled=True)
+    # optima of near values lie near each other: one that a descent from the lattice missed is found from its neighbour
+    order = np.argsort(values)
+    for _ in range(len(values)):
+        improved = False
+        for along in (order, order[::-1]):
+            start = best.thetas.copy()
+            start[along[1:]] = best.thetas[along[:-1]]
+            other = _solve(problem, target, start, searched=False, settled=True)
+            better = other.objectives < best.objectives * (1 - 1e-9)
+            improved |= bool(better.any())
+            best.thetas[better], best.objectives[better] = other.thetas[better], other.objectives[better]
+            best.converged[better] = other.converged[better]
+        if not improved:
+            break
+    return best
 
 
 def _solve(problem: Problem, target: Objective, start: FloatArray, *, searched: bool, settled: bool) -> Refits:

@@ -130,12 +130,12 @@ def _minima(lattice: _Lattice, sums: FloatArray) -> NDArray[np.intp]:
 
 def _sums_of_squares(objective: Objective, lattice: _Lattice) -> FloatArray:
     """The least weighted sum of squares at each lattice point, plus the penalty (R x G)."""
-    basis, y, weights = objective.basis, objective.y, objective.weights
+    basis, y, weights = objective.basis, objective.target, objective.weights
+    if objective.log_residual:
+        weights = weights / objective.y**2
     stride = -(-weights.shape[1] // _ROWS)
     if stride > 1:
         basis, y, weights = basis.rows(np.arange(0, weights.shape[1], stride)), y[..., ::stride], weights[:, ::stride]
-    if objective.log_residual:
-        weights = weights / y**2
     columns = basis.design(lattice.points[lattice.sources])[np.arange(len(lattice.kinds)), lattice.kinds]
     if len(weights) == 1:
         products = ((columns * weights[0]) @ columns.T)[None]

@@ -157,6 +157,7 @@ def _evaluate(objective: Objective, thetas: FloatArray) -> _Point:
     weighted = objective.weights * np.minimum(size, delta)
     pull = np.copysign(weighted, residual)
     if objective.log_residual:
+        values = objective.shifted(values)
         jacobian /= values[:, None, :]
         rounding = inside
     else:

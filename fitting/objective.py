@@ -21,7 +21,7 @@ class Objective:
 
     Attributes:
         basis: the rows' coordinates.
-        y: measured losses (n, or R x n).
+        y: measured losses (n).
         weights: m (R x n).
         huber_delta: where the loss turns linear.
         lower: lower bounds of theta (P, or R x P).
@@ -30,6 +30,7 @@ class Objective:
         log_residual: whether residuals are differences of logarithms.
         strength: lambda.
         references: of each component of theta, infinite where it is not penalised (P).
+        offset: what is added to the law (R x 1); None for nothing.
     """
 
     basis: Basis
@@ -42,6 +43,7 @@ class Objective:
     log_residual: bool
     strength: float
     references: FloatArray
+    offset: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -53,16 +55,30 @@ class Objective:
             return array[chosen] if array.ndim == 2 else array
 
         return replace(
-            self, y=part(self.y), weights=self.weights[chosen], lower=part(self.lower), upper=part(self.upper)
+            self,
+            weights=self.weights[chosen],
+            lower=part(self.lower),
+            upper=part(self.upper),
+            offset=None if self.offset is None else self.offset[chosen],
         )
+
+    @property
+    def target(self) -> FloatArray:
+        """What the law is to come to: y less the offset (n, or R x n)."""
+        return self.y if self.offset is None else self.y - self.offset
 
     def residuals(self, values: FloatArray) -> FloatArray:
         """Residuals of the law's values (R x n); infinite where a logarithm does not exist."""
         if not self.log_residual:
-            return values - self.y
+            return values - self.target
+        values = self.shifted(values)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(values > 0, np.log(values), np.inf)
         return logs - np.log(self.y)
+
+    def shifted(self, values: FloatArray) -> FloatArray:
+        """The law's values with the offset."""
+        return values if self.offset is None else values + self.offset
 
     def at(self, thetas: FloatArray) -> FloatArray:
         """F at one point each (R)."""

@@ -56,7 +56,7 @@ def profile(
     residual: Residual = Residual.LINEAR,
     level: float = 0.9,
 ) -> Profile:
-    """The profile of an exponent, or of the offset with linear residuals, and its interval.
+    """The profile of an exponent or of the offset, and its interval.
 
     Raises:
         InvalidObservationsError: the parameter is neither, or the rows cannot be fitted.
@@ -65,7 +65,7 @@ def profile(
     law = law_named(law) if isinstance(law, str) else law
     procedure = Procedure(huber_delta=huber_delta, residual=residual, loss=Loss.HUBER, level=level)
     names = list(law.parameter_names)
-    known = profiled(law, residual)
+    known = profiled(law)
     if parameter not in known:
         raise InvalidObservationsError(f"there is no profile of {parameter}; profiles exist of {', '.join(known)}")
     rows = rows_of(law, observations, residual)
@@ -114,10 +114,13 @@ def _scale(residuals: FloatArray, weights: FloatArray, delta: float) -> float:
     return float((weights * np.minimum(size, delta) ** 2).mean()) / inside
 
 
-def profiled(law: Law, residual: Residual) -> list[str]:
-    """The parameters that a profile exists of."""
+def profiled(law: Law) -> list[str]:
+    """The parameters that a profile exists of.
+
+    Of amplitudes there is none: held, they tie their exponent so closely that each value asks for a search of its own.
+    """
     exponents = [law.parameter_names[term.exponent] for term in law.terms]
-    offset = law.offset is Offset.FREE and not law.interactions and residual is Residual.LINEAR
+    offset = law.offset is Offset.FREE and not law.interactions
     return exponents + ([law.parameter_names[-1]] if offset else [])
 
 
@@ -127,7 +130,7 @@ def profiles_of(
     """All of them; see :func:`profile`."""
     return tuple(
         profile(law, observations, name, huber_delta=huber_delta, residual=residual, level=level)
-        for name in profiled(law, residual)
+        for name in profiled(law)
     )
 
 

@@ -71,7 +71,7 @@ class _State:
 
     def _part(self) -> None:
         objective = self.objective
-        self.weights, self.target = objective.weights, objective.y
+        self.weights, self.target = objective.weights, objective.target
         self.scale = 1.0 / objective.y if objective.log_residual else None
         self.low, self.high = objective.lower[..., self.nonlinear], objective.upper[..., self.nonlinear]
 
@@ -113,7 +113,7 @@ class _State:
         """Gauss-Newton matrix (R x p x p) and gradient (R x p) of the exponents, the linear part projected out."""
         slopes, columns = self.objective.basis.slopes(self.q, self.b, self.columns), self.columns
         if self.scale is not None:
-            columns, slopes = columns * self._scaled(), slopes * self._scaled()
+            columns, slopes = columns * self.scale, slopes * self.scale
         size = columns.shape[1]
         # inner products of columns, then of slopes, with columns, slopes and residual
         normal = _products([columns, slopes, self.residual[:, None, :]], curvature)[:, :-1]
@@ -146,7 +146,7 @@ class _State:
         design, target = self.objective.basis.design(q), self.target
         columns = design
         if self.scale is not None:
-            columns, target = columns * self._scaled(), target * self.scale
+            columns, target = columns * self.scale, target * self.scale
         normal = _products([columns, target[..., None, :]], curvature)
         b = solve_normal(normal[:, :-1, :-1], normal[:, :-1, -1], signed=self.signed, usable=self.usable)
         residual = (b[:, None, :] @ columns)[:, 0, :] - target
@@ -157,10 +157,6 @@ class _State:
 
     def _curvature(self) -> FloatArray:
         return _irls(self.residual, self.objective.huber_delta) * self.weights
-
-    def _scaled(self) -> FloatArray:
-        assert self.scale is not None
-        return self.scale[:, None, :] if self.scale.ndim == 2 else self.scale
 
 
 def _products(parts: list[FloatArray], weights: FloatArray) -> FloatArray:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
 from fitting.errors import InvalidObservationsError
 from fitting.joint import fit
 from fitting.laws import CHINCHILLA, INTERACTIONS, LONG_CONTEXT
 from fitting.profile import profile, profiles_of
-from fitting.values import Residual
+from fitting.values import FloatArray, Residual
 from tests.fitting.paper_grid import paper_grid
 from tests.fitting.published import gemstones
 from tests.fitting.toy_law import ONE_LONG_BUDGET, toy_observations
@@ -53,6 +54,32 @@ def test_log_residuals_have_profiles_of_exponents() -> None:
     assert found.interval is not None
     assert found.interval.low < 0.3004 < found.interval.high
     assert found.interval.high - found.interval.low < 0.1
+
+
+@pytest.mark.parametrize("residual", list(Residual))
+def test_objective_with_the_offset_held_is_the_least_there_is(residual: Residual) -> None:
+    """Descents from the lattice alone once ended up to half above it where the offset was far from its best value."""
+    rows = paper_grid("loss")
+    found = profile(LONG_CONTEXT, rows, "C", residual=residual)
+    best = fit(LONG_CONTEXT, rows, residual=residual, bootstrap_draws=0)
+    assert found.interval is not None
+    assert (found.open_low, found.open_high) == (False, False)
+    assert found.interval.low < best.parameters[6] < found.interval.high
+    assert found.objectives.min() == pytest.approx(best.objective, rel=1e-9)
+    for k in (12, 24, 60):
+        held = float(found.values[k])
+
+        def missed(point: FloatArray, held: float = held) -> FloatArray:
+            values: FloatArray = np.exp(point[0:6:2] - np.log(rows.sizes) * point[1:6:2]).sum(axis=1) + held
+            logs: FloatArray = np.log(np.maximum(values, 1e-9) / rows.log_longppl)
+            return values - rows.log_longppl if residual is Residual.LINEAR else logs
+
+        start = np.zeros(6)
+        start[1::2] = (0.2, 0.25, 0.2)
+        start[0::2] = np.log((rows.log_longppl.mean() - held) / 3) + np.log(rows.sizes).mean(axis=0) * start[1::2]
+        bounds = ([-50, 0.01] * 3, [60, 2.0] * 3)
+        end = least_squares(missed, start, bounds=bounds, x_scale="jac", loss="huber", f_scale=0.05, max_nfev=400)
+        assert found.objectives[k] == pytest.approx(end.cost, rel=1e-7)
 
 
 def test_all_profiles_come_in_the_order_of_the_law() -> None:
