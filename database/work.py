@@ -28,6 +28,7 @@ from database.specs import evaluator_from_json, execution_from_json, rule_from_j
 from workers.spec import CheckpointRef, EvaluationRun, LongStage, SegmentRun, Snapshot, StoredCheckpoint
 
 OPEN_STATES = ("PENDING", "READY", "RUNNING")
+_TOO_FEW_WORKERS_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,13 @@ class ClaimedSegment:
     key: str
     scale: str
     run: SegmentRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """The next segment needs so many workers, and fewer are free."""
+
+    processes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +99,38 @@ def fail_orphans(session: Session) -> int:
     return failed + _fail_orphaned_evaluations(session)
 
 
-def claim_segment(session: Session, *, scheduler_id: uuid.UUID, worker: str, lease_s: float) -> ClaimedSegment | None:
+def claim_segment(
+    session: Session,
+    *,
+    scheduler_id: uuid.UUID,
+    worker: str,
+    lease_s: float,
+    free_workers: int = 1,
+    all_workers: int = 1,
+) -> ClaimedSegment | Gathering | None:
     """Claims the READY segment that the longest chain of training hangs on, or None if none is ready.
 
     The run is the next contiguous stretch: from the nearest checkpoint before the first missing save, through the
     missing saves, up to the next checkpoint that exists already. A segment that lacks nothing is closed in passing.
+    One that asks for more processes than there are workers waits, with the reason, and is looked at again; one that
+    asks for more than are free now is worth waiting for: nothing shorter may take its workers, or it would never run.
     """
     while (row := session.scalar(_next_segment())) is not None:
         run = _segment_run(session, row)
         if run is None:
             close_segment(session, row)
             continue
+        processes = run.execution.processes
+        if processes > all_workers:
+            row.reason = (
+                f"it asks for {processes} processes and the scheduler has {all_workers} workers: raise"
+                " LONGLAW_WORKERS, or lower execution.processes"
+            )
+            row.not_before = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, _TOO_FEW_WORKERS_WAIT_S)
+            session.flush()
+            continue
+        if processes > free_workers:
+            return Gathering(processes=processes)
         row.state, row.reason, row.not_before = "RUNNING", None, None
         start_step = run.start.ref.step if run.start is not None and run.start.ref.segment == row.key else 0
         token = _open_attempt(

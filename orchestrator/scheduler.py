@@ -24,7 +24,7 @@ from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from database import attempts, fits, leading, work
+from database import attempts, fits, leading, retention, work
 from database.attempts import Failure, RetryPolicy
 from database.cluster import running_url
 from database.engine import create_engine, session_factory
@@ -97,7 +97,7 @@ class Scheduler:
         self._connection: Connection | None = None
         self._leading = False
         self._stopping = False
-        self._evaluation_next = False
+        self._evaluation_next = self._gathering = False
         self._progress: dict[uuid.UUID, TrainProgress] = {}
         self._training: dict[uuid.UUID, str] = {}
         self._tended_at_s = self._survey_at_s = -1e9
@@ -223,11 +223,19 @@ class Scheduler:
                 work.fail_orphans(session)
                 if self._fits is not None:
                     fits.queue_fits(session, debounce_s=self._settings.fit_debounce_s)
+            if self._settings.keep_checkpoints == "needed":
+                self._give_up_checkpoints()
             ended_s = time.monotonic()
             self._survey_at_s = ended_s + 9 * (ended_s - began_s)  # however much waits, a tenth of the time at most
         if self._leading and self._fits is not None:
             self._fits.poll()
         self._tended_at_s = time.monotonic()
+
+    def _give_up_checkpoints(self) -> None:
+        with self._sessions.begin() as session:
+            gone = retention.give_up_unneeded(session)
+        for path in gone:
+            self._remove(path)
 
     def _heartbeat(self, session: Session) -> None:
         leading.heartbeat(
@@ -248,27 +256,48 @@ class Scheduler:
         """Gives every free worker something to do.
 
         Segments (the most critical first) and evaluations take turns while both are ready: measurements flow, and
-        training is held up by one evaluation at most.
+        training is held up by one evaluation at most. While a segment waits for more workers than are free, nothing
+        else begins.
         """
-        for worker in self._executor.free():
+        free = list(self._executor.free())
+        while free:
             first = self._evaluation_next
-            if not self._begin(worker, evaluation=first) and not self._begin(worker, evaluation=not first):
+            begun = self._begin(free, evaluation=first) or self._begin(free, evaluation=not first)
+            if not begun:
                 return
+            del free[:begun]
 
-    def _begin(self, worker: str, *, evaluation: bool) -> bool:
-        claim_next = work.claim_evaluation if evaluation else work.claim_segment
+    def _begin(self, free: Sequence[str], *, evaluation: bool) -> int:
+        """Begins one piece of work on the first of the free workers; returns how many it takes."""
+        if evaluation and self._gathering:
+            return 0
+        claim: work.ClaimedSegment | work.ClaimedEvaluation | work.Gathering | None
+        lease_s = self._settings.lease_s
         with self._sessions.begin() as session:
-            claim = claim_next(session, scheduler_id=self.id, worker=worker, lease_s=self._settings.lease_s)
-        if claim is None:
-            return False
+            if evaluation:
+                claim = work.claim_evaluation(session, scheduler_id=self.id, worker=free[0], lease_s=lease_s)
+            else:
+                claim = work.claim_segment(
+                    session,
+                    scheduler_id=self.id,
+                    worker=free[0],
+                    lease_s=lease_s,
+                    free_workers=len(free),
+                    all_workers=len(self._executor),
+                )
+                self._gathering = isinstance(claim, work.Gathering)
+        if claim is None or isinstance(claim, work.Gathering):
+            return 0
         self._evaluation_next = not evaluation
-        run = claim.run
+        run, taken = claim.run, 1
         if isinstance(run, SegmentRun):
             run = dataclasses.replace(run, recovery_every_steps=self._settings.recovery_steps)
             self._training[claim.token] = claim.key
-        self._executor.launch((worker,), claim.token, run)
-        logger.info("%s %s %s of %s", worker, "measures" if evaluation else "trains", claim.key, claim.scale)
-        return True
+            taken = run.execution.processes
+        self._executor.launch(free[:taken], claim.token, run)
+        doing = "measures" if evaluation else "trains"
+        logger.info("%s %s %s of %s", ", ".join(free[:taken]), doing, claim.key, claim.scale)
+        return taken
 
     def _deal_with(self, item: WorkerReport) -> None:
         """Records a report and settles it. One that the database refuses fails its attempt, and nothing else."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -22,6 +23,7 @@ class SchedulerSettings(BaseSettings):
         worker_niceness: `LONGLAW_WORKER_NICENESS`, so that Postgres, the API and the desktop go first.
         ray_address: `LONGLAW_RAY_ADDRESS`, HOST:PORT of a running Ray head; a private Ray on this machine by default.
         recovery_steps: `LONGLAW_RECOVERY_STEPS`, steps between recovery checkpoints: what a fault can cost at most.
+        keep_checkpoints: `LONGLAW_KEEP_CHECKPOINTS`, `all`, or only those still `needed` (`database.retention`).
         user_retries: `LONGLAW_USER_RETRIES`, tries after an exception of training or measuring itself.
         infrastructure_retries: `LONGLAW_INFRASTRUCTURE_RETRIES`, tries after lost workers and full disks, in a row.
         backoff_s: `LONGLAW_BACKOFF_S`, wait before the first retry; it doubles with each further one.
@@ -40,6 +42,7 @@ class SchedulerSettings(BaseSettings):
     worker_niceness: int = Field(default=10, ge=0, le=19)
     ray_address: str | None = None
     recovery_steps: int | None = Field(default=500, ge=1)
+    keep_checkpoints: Literal["all", "needed"] = "all"
     user_retries: int = Field(default=1, ge=0)
     infrastructure_retries: int = Field(default=5, ge=0)
     backoff_s: float = Field(default=1.0, gt=0)

@@ -14,7 +14,7 @@ from database.attempts import Failure, RetryPolicy, fail_attempt, finish_segment
 from database.fits import claim_fit, queue_fits, store_fit
 from database.leading import heartbeat
 from database.models import Evaluation as EvaluationRow
-from database.work import ClaimedEvaluation, ClaimedSegment, claim_evaluation, claim_segment, promote
+from database.work import ClaimedEvaluation, ClaimedSegment, Gathering, claim_evaluation, claim_segment, promote
 from fitting.predict import log_longppl
 from orchestrator.fit_job import fit_job
 from orchestrator.grid import parse_grid
@@ -82,7 +82,9 @@ def scheduler_lives(session: Session) -> None:
 def next_segment(session: Session) -> ClaimedSegment | None:
     scheduler_lives(session)
     promote(session)
-    return claim_segment(session, scheduler_id=_SCHEDULER, worker="worker-0", lease_s=60)
+    claim = claim_segment(session, scheduler_id=_SCHEDULER, worker="worker-0", lease_s=60)
+    assert not isinstance(claim, Gathering)
+    return claim
 
 
 def train(session: Session, claimed: ClaimedSegment) -> None:

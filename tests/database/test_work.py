@@ -13,8 +13,9 @@ from database.attempts import Failure, RetryPolicy, fail_attempt, finish_segment
 from database.engine import create_engine
 from database.models import Attempt, Evaluation, Event, Segment
 from database.specs import evaluator_from_json, rule_from_json, segment_from_json, to_json
-from database.work import claim_segment, fail_orphans, promote
+from database.work import ClaimedSegment, Gathering, claim_segment, fail_orphans, promote
 from tests.database.work_rows import (
+    CORPUS,
     checkpoint_of,
     next_evaluation,
     next_segment,
@@ -24,6 +25,7 @@ from tests.database.work_rows import (
     submitted,
     train,
 )
+from tests.orchestrator.tiny_grid import submit_tiny, tiny_document
 from workers.spec import canonical_json
 
 
@@ -91,6 +93,7 @@ def test_claims_are_exclusive_under_two_schedulers(engine: Engine, database_url:
         while True:
             with Session(own) as session, session.begin():
                 claim = claim_segment(session, scheduler_id=scheduler, worker="worker-1", lease_s=60.0)
+                assert not isinstance(claim, Gathering)
             if claim is None:
                 break
             claimed[scheduler].append(claim.key)
@@ -277,3 +280,35 @@ def test_grid_is_stored_with_its_claims(engine: Engine, steps: tuple[int, ...]) 
     grid = submitted(engine, long_steps=steps)
     assert len(grid.plan.cells) == len(steps)
     assert len(_states(engine, Evaluation)) == len(steps)
+
+
+def test_segment_for_several_processes_waits_for_as_many_free_workers(engine: Engine) -> None:
+    document = tiny_document(CORPUS, widths=(16,), short_steps=(27,), long_steps=(8,))
+    document["execution"] = {"processes": 2}
+    submit_tiny(engine, document)
+    scheduler = scheduler_row(engine)
+    with Session(engine) as session, session.begin():
+        promote(session)
+        options = {"free_workers": 1, "all_workers": 2}
+        claim = claim_segment(session, scheduler_id=scheduler, worker="worker-1", lease_s=60.0, **options)
+        assert claim == Gathering(processes=2)
+        options = {"free_workers": 2, "all_workers": 2}
+        claim = claim_segment(session, scheduler_id=scheduler, worker="worker-1", lease_s=60.0, **options)
+        assert isinstance(claim, ClaimedSegment)
+        assert claim.run.execution.processes == 2
+
+
+def test_segment_for_more_processes_than_workers_says_so_and_lets_others_pass(engine: Engine) -> None:
+    document = tiny_document(CORPUS, widths=(64,), short_steps=(180,), long_steps=(8,))
+    document["execution"] = {"processes": 8}
+    submit_tiny(engine, document)
+    submitted(engine, name="small")
+    claim = next_segment(engine, scheduler_row(engine))
+    assert claim is not None
+    assert claim.scale == "w16"
+    with Session(engine) as session:
+        row = session.scalars(select(Segment).where(Segment.scale == "w64", Segment.kind == "short_trunk")).one()
+        assert row.state == "READY"
+        assert row.not_before is not None
+        assert row.reason is not None
+        assert "asks for 8 processes and the scheduler has 1 workers" in row.reason

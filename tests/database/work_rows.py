@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from database.attempts import finish_segment, record_checkpoint, record_evaluation
 from database.leading import heartbeat
 from database.models import Segment
-from database.work import ClaimedEvaluation, ClaimedSegment, claim_evaluation, claim_segment, promote
+from database.work import ClaimedEvaluation, ClaimedSegment, Gathering, claim_evaluation, claim_segment, promote
 from orchestrator.submit import SubmittedGrid
 from tests.orchestrator.tiny_grid import submit_tiny, tiny_document
 from workers.results import Checkpoint, DocumentScore, Evaluation
@@ -44,7 +44,9 @@ def scheduler_row(engine: Engine, *, host: str = "here", pid: int = 1) -> uuid.U
 def next_segment(engine: Engine, scheduler_id: uuid.UUID, *, lease_s: float = LEASE_S) -> ClaimedSegment | None:
     with Session(engine) as session, session.begin():
         promote(session)
-        return claim_segment(session, scheduler_id=scheduler_id, worker="worker-1", lease_s=lease_s)
+        claim = claim_segment(session, scheduler_id=scheduler_id, worker="worker-1", lease_s=lease_s)
+        assert not isinstance(claim, Gathering)
+        return claim
 
 
 def next_evaluation(engine: Engine, scheduler_id: uuid.UUID) -> ClaimedEvaluation | None:

@@ -1,0 +1,88 @@
+"""Which checkpoints go, which stay, and that what went can come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from database.attempts import record_checkpoint
+from database.models import Checkpoint, Event
+from database.retention import give_up_unneeded
+from tests.database.work_rows import (
+    CORPUS,
+    checkpoint_of,
+    next_evaluation,
+    next_segment,
+    run_all,
+    scheduler_row,
+    submitted,
+)
+from tests.orchestrator.tiny_grid import submit_tiny, tiny_document
+
+
+def kept(engine: Engine, kind_of: Mapping[str, str]) -> set[tuple[str, int]]:
+    with Session(engine) as session:
+        rows = session.execute(select(Checkpoint.segment_key, Checkpoint.step)).all()
+    return {(kind_of[key], step) for key, step in rows}
+
+
+def give_up(engine: Engine) -> tuple[str, ...]:
+    with Session(engine) as session, session.begin():
+        return give_up_unneeded(session)
+
+
+def test_measured_checkpoints_go_but_branches_and_the_newest_stay(engine: Engine) -> None:
+    submitted(engine)
+    segments, _ = run_all(engine, scheduler_row(engine))
+    kinds = {claim.key: claim.run.segment.kind for claim in segments}
+    everything = {("short_trunk", 24), ("short_decay", 3), ("long_constant", 8), ("long_constant", 16)}
+    assert kept(engine, kinds) == everything
+    (path,) = give_up(engine)
+    assert path == checkpoint_of(segments[-1], 8).path
+    assert kept(engine, kinds) == everything - {("long_constant", 8)}
+    assert give_up(engine) == ()
+    with Session(engine) as session:
+        event = session.scalars(select(Event).where(Event.kind == "checkpoint_given_up")).one()
+    assert event.payload == {"step": 8, "digest": checkpoint_of(segments[-1], 8).digest}
+
+
+def test_nothing_goes_that_is_still_to_be_measured(engine: Engine) -> None:
+    submitted(engine)
+    scheduler = scheduler_row(engine)
+    for _ in range(3):
+        claim = next_segment(engine, scheduler)
+        assert claim is not None
+        with Session(engine) as session, session.begin():
+            for step in claim.run.save_steps:
+                record_checkpoint(session, claim.token, checkpoint_of(claim, step))
+        assert give_up(engine) == ()
+    assert next_evaluation(engine, scheduler) is not None  # it runs now, which is not done
+    assert give_up(engine) == ()
+
+
+def test_extended_grid_trains_on_without_what_went(engine: Engine) -> None:
+    submitted(engine)
+    run_all(engine, scheduler_row(engine))
+    give_up(engine)
+    submitted(engine, long_steps=(8, 16, 24))
+    segments, evaluations = run_all(engine, scheduler_row(engine))
+    (again,) = segments
+    assert (again.run.start is not None and again.run.start.ref.step, again.run.save_steps) == (16, (24,))
+    assert [claim.run.snapshot.step for claim in evaluations] == [24]
+
+
+def test_another_rule_brings_back_what_it_reads(engine: Engine) -> None:
+    submitted(engine)
+    run_all(engine, scheduler_row(engine))
+    give_up(engine)
+    document = tiny_document(CORPUS, name="measured otherwise", widths=(16,), short_steps=(27,), long_steps=(8, 16))
+    document["evaluation"]["gain_threshold"] = 1.0
+    submit_tiny(engine, document)
+    segments, evaluations = run_all(engine, scheduler_row(engine))
+    (again,) = segments
+    assert (again.run.segment.kind, again.run.save_steps) == ("long_constant", (8,))
+    assert again.run.start is not None
+    assert again.run.start.ref == again.run.segment.parent
+    assert [claim.run.snapshot.step for claim in evaluations] == [8, 16]
