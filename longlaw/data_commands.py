@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -17,13 +17,18 @@ from rich.table import Table
 
 from database.settings import Settings
 from workers.corpus import Manifest, corpus_names, find_corpus, open_corpus
-from workers.corpus_build import build_corpus
-from workers.corpus_sources import CorpusSource, FolderSource, TorchSource
+from workers.corpus_build import HeldOutSource, build_corpus
+from workers.corpus_rows import RowFields
+from workers.corpus_sources import CorpusSource, DocumentsBy, TorchSource, source_at
 from workers.corpus_tokenizer import Report
 from workers.errors import CorpusError
+from workers.mixture import describe_packing
+from workers.spec import DataMix, Packing, Split
 
 TORCH_SOURCE = "torch"
 TORCH_NAME = "torch-sources"
+NO_SOURCE = "none"
+HELD_OUT_NAME = "held-out"
 #: Text that a grid of micro models can use up; a folder of one's own is taken whole.
 TORCH_BYTES = 3_000_000
 
@@ -40,39 +45,77 @@ def build(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="[torch|FOLDER]", help="A folder of text or .jsonl files; torch: that library's own sources."
+            metavar="[torch|none|PATH]",
+            help="A folder of text, .jsonl or .parquet files, one such file, or a Hugging Face dataset on disk; torch:"
+            " that library's own sources; none: nothing to train on.",
         ),
     ] = TORCH_SOURCE,
     name: Annotated[str | None, typer.Option(help=f"Name for grids; else {TORCH_NAME}, or the folder's own.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Size of the vocabulary that is trained on the text.")] = 512,
-    tokenizer: Annotated[Path | None, typer.Option(help="An existing tokenizer.json to use instead.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="An existing tokenizer.json to use instead, or the corpus whose to use.")
+    ] = None,
     end_of_text: Annotated[str | None, typer.Option(help="That tokenizer's separator between documents.")] = None,
     max_bytes: Annotated[
         int | None, typer.Option(min=1, help=f"Bytes of text to take; else {TORCH_BYTES} from torch, all of a folder.")
     ] = None,
-    documents: Annotated[
-        Literal["file", "directory"], typer.Option(help="What makes a document in a folder of text files.")
-    ] = "file",
+    documents: Annotated[DocumentsBy, typer.Option(help="What makes a document in a folder of text files.")] = "file",
+    text_field: Annotated[str, typer.Option(help="Field of a row that holds its text.")] = "text",
+    ids_field: Annotated[
+        str | None, typer.Option(help="Field that holds token ids instead, made by the given tokenizer.")
+    ] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Field whose equal values make one document of their rows: a repository's name.")
+    ] = None,
     long_share: Annotated[float, typer.Option(help="Share of the text for the long stage.")] = 0.15,
     held_out_share: Annotated[float, typer.Option(help="Share of the text that nothing is trained on.")] = 0.1,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Where held-out documents come from instead: a path as for the source.")
+    ] = None,
+    held_out_field: Annotated[str, typer.Option(help="Its field of text.")] = "text",
+    held_out_ids_field: Annotated[str | None, typer.Option(help="Its field of token ids instead.")] = None,
+    held_out_ids_tokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer.json that made those ids, if not the corpus's.")
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(min=1, help="Leave out its documents that are shorter.")] = 1,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Cut its documents after as many tokens.")] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Take that many of those left, from the first on.")] = None,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into the store. The same text gives the same corpus, whoever builds it and wherever."""
-    of_torch = source == TORCH_SOURCE
-    taken: CorpusSource = TorchSource() if of_torch else FolderSource(path=Path(source), documents_by=documents)
-    name = name or (TORCH_NAME if of_torch else Path(source).resolve().name)
     with _errors_told(), _progress() as report:
+        root = _root(store)
+        taken, own_name = _source(source, documents, RowFields(text=text_field, ids=ids_field, group=group_by))
+        name = name or own_name
+        if held_out is not None:
+            rows = RowFields(text=held_out_field, ids=held_out_ids_field)
+            kept_apart = HeldOutSource(
+                source=source_at(held_out, rows=rows),
+                min_tokens=min_tokens,
+                max_tokens=max_tokens,
+                first=first,
+                ids_tokenizer=held_out_ids_tokenizer,
+            )
+        elif taken is None:
+            raise CorpusError("a corpus of nothing to train on needs --held-out")
+        elif (min_tokens, max_tokens, first) != (1, None, None):
+            raise CorpusError(
+                "--min-tokens, --max-tokens and --first choose among the documents of --held-out: give it"
+            )
+        else:
+            kept_apart = None
         manifest = build_corpus(
             taken,
-            store=_root(store),
+            store=root,
             name=name,
             vocab_size=vocab_size,
-            tokenizer_file=tokenizer,
+            tokenizer_file=None if tokenizer is None else _tokenizer_file(root, tokenizer),
             end_of_text=end_of_text,
-            max_bytes=max_bytes or (TORCH_BYTES if of_torch else None),
+            max_bytes=max_bytes or (TORCH_BYTES if source == TORCH_SOURCE else None),
             long_share=long_share,
             held_out_share=held_out_share,
+            held_out=kept_apart,
             report=report,
         )
     if as_json:
@@ -112,6 +155,67 @@ def show(
     for document in manifest.documents:
         table.add_row(document.id, document.split, f"{document.tokens:,}")
     Console().print(table)
+
+
+@data_app.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="Name of a corpus.")],
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")],
+    split: Annotated[Split, typer.Option(help="The split that is trained on.")] = "long",
+    packing: Annotated[Packing, typer.Option(help="Keep documents apart, or cut the split as one text.")] = "documents",
+    min_document_tokens: Annotated[int, typer.Option(min=0, help="Leave shorter documents out.")] = 0,
+    full_length_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of sequences that are one document.")
+    ] = None,
+    old_length: Annotated[int | None, typer.Option(min=1, help="Length trained on before, to see past.")] = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what sequences of a length a corpus gives, and whether positions past an old length really occur."""
+    with _errors_told():
+        root = _root(store)
+        corpus = open_corpus(root, find_corpus(root, name))
+        data = DataMix(
+            corpus=corpus.hash,
+            split=split,
+            packing=packing,
+            min_document_tokens=min_document_tokens,
+            full_length_share=full_length_share,
+        )
+        told = describe_packing(corpus, data, seq_len=seq_len, old_length=old_length)
+    if as_json:
+        _print_json({"name": name, "hash": corpus.hash, **dataclasses.asdict(told)})
+        return
+    typer.echo(
+        f"{name}, {split} split, sequences of {seq_len:,}: {told.sequences_per_epoch:,} in an epoch, "
+        f"{told.full_length_sequences:,} of them one document from the first token to the last"
+    )
+    typer.echo(
+        f"  {told.documents:,} documents of {told.tokens:,} tokens qualify, {told.full_length_documents:,} of "
+        f"{told.full_length_tokens:,} are at least as long as a sequence"
+    )
+    typer.echo(f"  positions reach {told.largest_position:,}")
+    if told.share_past_old_length is not None:
+        typer.echo(f"  {told.share_past_old_length:.2%} of the tokens lie at position {old_length:,} or beyond")
+
+
+def _source(source: str, documents: DocumentsBy, rows: RowFields) -> tuple[CorpusSource | None, str]:
+    """What is trained on, and what the corpus is called if nobody says."""
+    if source == TORCH_SOURCE:
+        return TorchSource(), TORCH_NAME
+    if source == NO_SOURCE:
+        return None, HELD_OUT_NAME
+    path = Path(source)
+    return source_at(path, documents_by=documents, rows=rows), path.stem if path.is_file() else path.resolve().name
+
+
+def _tokenizer_file(root: Path, tokenizer: str) -> Path:
+    """A file, or the tokenizer of the corpus with that name."""
+    if Path(tokenizer).is_file():
+        return Path(tokenizer)
+    if tokenizer in corpus_names(root):
+        return open_corpus(root, find_corpus(root, tokenizer)).path / "tokenizer.json"
+    raise CorpusError(f'"{tokenizer}" is no tokenizer.json, and no corpus in {root} has that name')
 
 
 def _root(store: str | None) -> Path:

@@ -70,15 +70,14 @@ def use_document_attention(model: PreTrainedModel) -> None:
             module.register_forward_hook(_clear_projections, always_call=True)
 
 
-def packed_hidden_states(model: nn.Module, inputs: Tensor, positions: Tensor) -> Tensor:
+def packed_hidden_states(model: PreTrainedModel, inputs: Tensor, positions: Tensor) -> Tensor:
     """Hidden states before the head, (sequences, length, width), of a model after `use_document_attention`.
 
     Args:
         inputs: Token ids, int64 of shape (sequences, length).
         positions: Those of `Batch`, of the same shape: 0 wherever a document begins.
     """
-    backbone: Any = model.model
-    states: Tensor = backbone(
+    states: Tensor = model.base_model(
         input_ids=inputs, position_ids=positions, documents=PackedDocuments.of(positions), use_cache=False
     ).last_hidden_state
     return states

@@ -13,7 +13,8 @@ from workers.corpus import Corpus, Tokens, open_corpus
 from workers.errors import CorpusError
 from workers.order import Turns
 from workers.packing import DocumentPacking, Packing, StreamPacking, documents_of
-from workers.spec import BlendedSource, DataMix, content_hash
+from workers.spec import BlendedSource, DataMix, Split, content_hash
+from workers.spec import Packing as PackingName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,56 @@ def plan_packing(corpus: Corpus, part: DataMix | BlendedSource, data: DataMix, *
         return DocumentPacking.of(documents, seq_len=seq_len, full_length_share=share)
     except CorpusError as error:
         raise CorpusError(f"corpus {corpus.hash}, {part.split} split: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingDescription:
+    """What sequences a source gives. Tokens are those of documents, without end-of-text tokens.
+
+    `largest_position` counts from 0; `share_past_old_length` is the share of input tokens at or beyond that position.
+    """
+
+    split: Split
+    packing: PackingName
+    seq_len: int
+    documents: int
+    tokens: int
+    full_length_documents: int
+    full_length_tokens: int
+    sequences_per_epoch: int
+    full_length_sequences: int
+    largest_position: int
+    old_length: int | None
+    share_past_old_length: float | None
+
+
+def describe_packing(
+    corpus: Corpus, data: DataMix, *, seq_len: int, old_length: int | None = None
+) -> PackingDescription:
+    """Counts the sequences of the main source of `data`, and the positions that they reach in an epoch.
+
+    Raises:
+        CorpusError: if it has too few tokens.
+    """
+    _check(data)
+    packing = plan_packing(corpus, data, data, seq_len=seq_len)
+    lengths = documents_of(corpus.manifest, data.split, min_tokens=data.min_document_tokens).lengths
+    long = lengths[lengths >= seq_len]
+    reach = packing.reach(seq_len if old_length is None else old_length)
+    return PackingDescription(
+        split=data.split,
+        packing=data.packing,
+        seq_len=seq_len,
+        documents=len(lengths),
+        tokens=int(lengths.sum()),
+        full_length_documents=len(long),
+        full_length_tokens=int(long.sum()),
+        sequences_per_epoch=packing.per_epoch,
+        full_length_sequences=len(packing.full) if isinstance(packing, DocumentPacking) else 0,
+        largest_position=reach.largest,
+        old_length=old_length,
+        share_past_old_length=None if old_length is None else reach.share_past,
+    )
 
 
 def _open(corpus: Corpus, part: DataMix | BlendedSource, data: DataMix, seq_len: int) -> Source:

@@ -68,10 +68,59 @@ def test_list_and_show_tell_what_was_built(texts: Path, store: Path) -> None:
     assert "part0/0.txt" in table.stdout
 
 
+def test_build_takes_rows_their_fields_and_held_out_documents_of_their_own(store: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    rows = [{"code": "".join(draw.choice("abcd \n") for _ in range(90)), "repo": f"r{n % 6}"} for n in range(30)]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reports.jsonl").write_text("".join(json.dumps({"text": "ab " * n}) + "\n" for n in (3, 80, 90, 70)))
+    fields = ["--text-field", "code", "--group-by", "repo", "--vocab-size", "300"]
+    chosen = ["--held-out", str(tmp_path / "reports.jsonl"), "--min-tokens", "40", "--first", "2"]
+    result = RUNNER.invoke(data_app, ["build", str(tmp_path / "code.jsonl"), *fields, *chosen, "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["name"] == "code"
+    assert told["documents"]["short"] + told["documents"]["long"] == 6
+    corpus = open_corpus(store, told["hash"])
+    assert [document.id for document in corpus.held_out] == ["reports.jsonl:2", "reports.jsonl:3"]
+
+    alone = ["build", "none", "--tokenizer", "code", "--name", "reports", *chosen, "--json"]
+    result = RUNNER.invoke(data_app, alone)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["tokens"]["short"] == told["tokens"]["long"] == 0
+    assert open_corpus(store, told["hash"]).manifest.tokenizer == corpus.manifest.tokenizer
+    assert RUNNER.invoke(data_app, ["list"]).exit_code == 0
+
+
+def test_describe_tells_what_sequences_of_a_length_hold(texts: Path, store: Path) -> None:
+    draw = random.Random(99)
+    (texts / "long.txt").write_text("".join(draw.choice("abcdef \n") for _ in range(4000)))
+    RUNNER.invoke(data_app, ["build", str(texts), "--vocab-size", "300", "--held-out-share", "0.05"])
+    corpus = open_corpus(store, find_corpus(store, "my-texts"))
+    (split,) = {document.split for document in corpus.manifest.documents if document.id == "long.txt"}
+    lengths = [document.tokens for document in corpus.manifest.of(split)]
+    arguments = ["describe", "my-texts", "--split", split, "--seq-len", "512", "--old-length", "128"]
+    told = json.loads(RUNNER.invoke(data_app, [*arguments, "--json"]).stdout)
+    assert (told["documents"], told["tokens"]) == (len(lengths), sum(lengths))
+    assert told["full_length_documents"] == sum(length >= 512 for length in lengths) == 1
+    assert told["full_length_sequences"] == max(lengths) // 512
+    assert told["largest_position"] == 511
+    assert 0 < told["share_past_old_length"] < 1
+    shown = RUNNER.invoke(data_app, arguments).stdout
+    assert "positions reach 511" in shown
+    assert f"{told['share_past_old_length']:.2%} of the tokens lie at position 128 or beyond" in shown
+    result = RUNNER.invoke(data_app, ["describe", "my-texts", "--seq-len", "100000", "--full-length-share", "0.75"])
+    assert result.exit_code == 1
+    assert "0.75 cannot be met" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["build", "nowhere"], "nowhere is not a folder"),
+        (["build", "none"], "needs --held-out"),
+        (["build", "--first", "3"], "give it"),
+        (["build", "--tokenizer", "nothing"], '"nothing" is no tokenizer.json, and no corpus'),
         (["show", "nothing"], 'no corpus "nothing"'),
         (["list", "--store", "s3://bucket/store"], "is no folder"),
     ],

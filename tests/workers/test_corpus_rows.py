@@ -26,7 +26,7 @@ def text(seed: int, size: int = 120) -> str:
     return "".join(draw.choice("abcdefgh ü\n") for _ in range(size))
 
 
-ROWS = [{"text": text(n), "repo": f"repo{n % 4}", "stars": n} for n in range(20)]
+ROWS: list[dict[str, Any]] = [{"text": text(n), "repo": f"repo{n % 4}", "stars": n} for n in range(20)]
 
 
 def written(kind: str, folder: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -67,14 +67,14 @@ def test_each_row_is_a_document_whatever_holds_it(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_repository_make_one_document(kind: str, tmp_path: Path) -> None:
     found = contents(source_at(written(kind, tmp_path), rows=RowFields(group="repo")))
-    assert found == {f"repo{g}": "\n".join(str(row["text"]) for row in ROWS[g::4]) for g in range(4)}
+    assert found == {f"repo{g}": "\n".join(row["text"] for row in ROWS[g::4]) for g in range(4)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_token_ids_are_taken_as_they_are(kind: str, tmp_path: Path) -> None:
     first = built(source_at(written("jsonl", tmp_path)), tmp_path)
     tokenizer = first.tokenizer
-    rows = [{"input_ids": tokenizer.encode(str(row["text"])).ids, "repo": row["repo"]} for row in ROWS]
+    rows: list[dict[str, Any]] = [{"input_ids": tokenizer.encode(row["text"]).ids, "repo": row["repo"]} for row in ROWS]
     source = source_at(written(kind, tmp_path / "ids", rows), rows=RowFields(ids="input_ids"))
     corpus = built(source, tmp_path, tokenizer_file=first.path / "tokenizer.json")
     assert corpus.manifest.tokenizer == first.manifest.tokenizer
