@@ -1,11 +1,13 @@
-"""Evaluation documents: windows of equal length from the held-out documents of a corpus."""
+"""Evaluation documents: windows from the held-out documents of a corpus, and their tokens under another tokenizer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from workers.corpus import Corpus
 from workers.errors import CorpusError
@@ -25,7 +27,8 @@ class Window:
 def evaluation_windows(corpus: Corpus, documents: EvaluationDocuments) -> tuple[Window, ...]:
     """The first `count` windows: the first of every held-out document, then the second of each, and so on.
 
-    They depend on the corpus and `documents` alone; fewer windows are the beginning of more.
+    With `min_length`, the beginnings of the documents that are long enough, in the corpus's order. They depend on the
+    corpus and `documents` alone; fewer are the beginning of more.
 
     Raises:
         CorpusError: if the held-out documents hold fewer; the message says how many there are.
@@ -33,15 +36,18 @@ def evaluation_windows(corpus: Corpus, documents: EvaluationDocuments) -> tuple[
     length, count = documents.length, documents.count
     if length < 2 or count < 1:
         raise CorpusError(f"evaluation needs windows of at least 2 tokens, and at least one, not {count} of {length}")
-    places = sorted(
-        (turn, index)
-        for index, document in enumerate(corpus.held_out)
-        for turn in range(len(document.tokens) // length)
-    )
+    least = documents.min_length
+    if least is not None and not 2 <= least <= length:
+        raise CorpusError(f"min_length {least} must lie between 2 and the length, {length}")
+    sizes = [len(document.tokens) for document in corpus.held_out]
+    if least is None:
+        places = sorted((turn, index) for index, size in enumerate(sizes) for turn in range(size // length))
+    else:
+        places = [(0, index) for index, size in enumerate(sizes) if size >= least]
     if len(places) < count:
         raise CorpusError(
-            f"corpus {corpus.hash} has {len(places)} held-out windows of {length} tokens, {count} are asked for:"
-            " ask for fewer or shorter ones, or build it with a larger held-out share"
+            f"corpus {corpus.hash} has {len(places)} held-out windows of {least or length} tokens, {count} are asked"
+            " for: ask for fewer or shorter ones, or build it with a larger held-out share"
         )
     windows = []
     for turn, index in places[:count]:
@@ -58,3 +64,16 @@ def evaluation_windows(corpus: Corpus, documents: EvaluationDocuments) -> tuple[
             )
         )
     return tuple(windows)
+
+
+def retokenized(windows: Sequence[Window], tokenizer: Tokenizer) -> tuple[Window, ...]:
+    """The same texts under another tokenizer, without tokens of its own at the ends."""
+    encodings = tokenizer.encode_batch([window.text for window in windows], add_special_tokens=False)
+    return tuple(
+        replace(
+            window,
+            tokens=np.array(encoding.ids, dtype=np.int64),
+            spans=np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
+        )
+        for window, encoding in zip(windows, encodings, strict=True)
+    )

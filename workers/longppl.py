@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer
 
 from workers.checkpoint import verify
-from workers.corpus import Corpus, open_corpus
-from workers.documents import evaluation_windows
-from workers.errors import CorpusError, DivergedError
+from workers.corpus import Corpus, open_corpus, tokenizer_hash
+from workers.documents import evaluation_windows, retokenized
+from workers.errors import CorpusError, DivergedError, ModelMismatchError
 from workers.key_tokens import Mask
 from workers.merge import merge
-from workers.model import build_model, load_weights
+from workers.model import load_weights, open_model
+from workers.probe_spec import ProbeRun
+from workers.progress import Report, unreported
 from workers.reference_cache import KeyTokens, key_tokens
 from workers.results import DocumentScore, Evaluation
 from workers.spec import EvaluationRun, Evaluator
@@ -46,34 +50,70 @@ def evaluate(run: EvaluationRun, *, store: Path) -> Evaluation:
     """
     evaluator = run.evaluator
     corpus = open_corpus(store, evaluator.documents.corpus)
-    model = build_model(run.shape, rope_base=run.rope_base, max_positions=evaluator.documents.length, seed=0)
-    load_weights(model, merge([verify(store, source) for source in run.sources], run.snapshot.rule))
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = snapshot_model(run, store=store, max_positions=evaluator.documents.length)
     return measure(model, evaluator, corpus=corpus, store=store, step=run.snapshot.step)
 
 
-def measure(
-    model: Any, evaluator: Evaluator, *, corpus: Corpus, store: Path, step: int, batch_tokens: int = BATCH_TOKENS
-) -> Evaluation:
-    """Measures a causal language model over the corpus's tokens. `step` is named if it has diverged.
-
-    Windows are fed as they are, without a beginning-of-text token, as they are in training; so the first token of each
-    is not scored. `batch_tokens` changes memory and speed only.
+def snapshot_model(run: EvaluationRun | ProbeRun, *, store: Path, max_positions: int) -> Any:
+    """The model of a snapshot, its weights merged as its rule says and never written; on a GPU where there is one.
 
     Raises:
+        CheckpointError, MergeError, ModelMissingError, ModelMismatchError: if the checkpoints do not yield the model.
+    """
+    model = open_model(
+        run.shape, rope_base=run.rope_base, max_positions=max_positions, store=store, seed=0, yarn=run.yarn
+    )
+    load_weights(model, merge([verify(store, source) for source in run.sources], run.snapshot.rule))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def measure(
+    model: Any,
+    evaluator: Evaluator,
+    *,
+    corpus: Corpus,
+    store: Path,
+    step: int = 0,
+    tokenizer: Tokenizer | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    report: Report = unreported,
+) -> Evaluation:
+    """Measures a causal language model over the corpus's held-out documents.
+
+    Windows are fed as they are, without a beginning-of-text token, as they are in training; so the first token of each
+    is not scored.
+
+    Args:
+        step: Named if the model has diverged.
+        tokenizer: The model's own, if not the corpus's: each window's text is put into its tokens, and key tokens are
+            carried over by the characters that they cover. Local context, if asked for, is counted in its tokens too.
+        batch_tokens: Changes memory and speed only.
+
+    Raises:
+        ModelMismatchError: if the model cannot take windows of this length.
         CorpusError, ReferenceModelError, DivergedError: as `evaluate` does.
     """
+    if tokenizer is not None and tokenizer_hash(tokenizer) == corpus.manifest.tokenizer:
+        tokenizer = None
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    if vocab_size < corpus.vocab_size:
-        raise CorpusError(f"corpus {corpus.hash} has {corpus.vocab_size} tokens, the model's vocabulary {vocab_size}")
+    needed = corpus.vocab_size if tokenizer is None else tokenizer.get_vocab_size()
+    if vocab_size < needed:
+        raise CorpusError(f"corpus {corpus.hash} has {needed} tokens, the model's vocabulary {vocab_size}")
     windows = evaluation_windows(corpus, evaluator.documents)
-    selected = key_tokens(evaluator, windows, corpus=corpus, store=store)
-    tokens = [window.tokens for window in windows]
-    full = full_losses(model, tokens, batch_tokens=batch_tokens)
+    selected = key_tokens(evaluator, windows, corpus=corpus, store=store, tokenizer=tokenizer, report=report)
+    tokens = [window.tokens for window in (windows if tokenizer is None else retokenized(windows, tokenizer))]
+    _check_positions(model, max(map(len, tokens)))
+    full = full_losses(model, tokens, batch_tokens=batch_tokens, report=partial(report, "model, full context"))
     local: Sequence[Losses] | None = None
     if evaluator.short_context_gap:
-        keys = [item.key for item in selected]
-        local = local_losses(model, tokens, evaluator.chunking, wanted=keys, batch_tokens=batch_tokens)
+        local = local_losses(
+            model,
+            tokens,
+            evaluator.chunking,
+            wanted=[item.key for item in selected],
+            batch_tokens=batch_tokens,
+            report=partial(report, "model, local context"),
+        )
     scores = score_documents(full, selected, local)
     worst = sum(score.all_sum + (score.key_local_sum or 0.0) for score in scores)
     if not math.isfinite(worst):
@@ -163,6 +203,13 @@ def pooled_error(parts: Sequence[tuple[float, int]]) -> float | None:
     residuals = math.fsum((total - mean * count) ** 2 for total, count in parts)
     documents = len(parts)
     return math.sqrt(documents / (documents - 1) * residuals) / sum(count for _, count in parts)
+
+
+def _check_positions(model: Any, length: int) -> None:
+    """Rotations go on for ever, if not well; a table of positions ends."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and positions < length and not getattr(model.config, "rope_parameters", None):
+        raise ModelMismatchError(f"the model has {positions} positions, documents are up to {length} tokens long")
 
 
 def _total(losses: Losses, mask: Mask) -> tuple[float, int]:

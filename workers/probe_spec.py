@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workers.spec import NUMERICS_VERSION, EvaluationDocuments, content_hash
+from workers.spec import (
+    NUMERICS_VERSION,
+    EvaluationDocuments,
+    FolderModel,
+    ModelShape,
+    Snapshot,
+    StoredCheckpoint,
+    Yarn,
+    content_hash,
+)
 
 RulerTask = Literal[
     "niah_single_1",
@@ -136,12 +145,29 @@ class ProbeSet:
         """Input tokens of one snapshot's passes, about: for prices. RULER counts its prompts, not what is generated."""
         return sum(_forward_tokens(probe, self.documents) for probe in self.probes)
 
+    @property
+    def longest(self) -> int:
+        """The longest context of the set, in tokens."""
+        return max((_longest(probe, self.documents) for probe in self.probes), default=0)
+
     def problems(self) -> tuple[str, ...]:
         """What cannot be, whatever the tokenizer: one line for each, beginning with the field's name."""
         found = [] if self.probes else ["probes: there is none"]
         for index, probe in enumerate(self.probes):
             found += [f"probes[{index}].{problem}" for problem in _problems(probe)]
         return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRun:
+    """One dispatch: build `snapshot` from its `sources` (oldest first) and probe it, as `EvaluationRun` measures it."""
+
+    snapshot: Snapshot
+    sources: tuple[StoredCheckpoint, ...]
+    probe_set: ProbeSet
+    shape: ModelShape | FolderModel
+    rope_base: float
+    yarn: Yarn | None = None
 
 
 def _forward_tokens(probe: Probe, documents: EvaluationDocuments) -> int:
@@ -156,6 +182,16 @@ def _forward_tokens(probe: Probe, documents: EvaluationDocuments) -> int:
             return probe.length * len(probe.depths) * probe.samples
         case Ruler():
             return probe.length * len(probe.tasks) * probe.samples
+
+
+def _longest(probe: Probe, documents: EvaluationDocuments) -> int:
+    match probe:
+        case PositionLoss():
+            return documents.length
+        case Passkey() | NeedleLoss():
+            return max(probe.lengths, default=0)
+        case RetrievalHeads() | Ruler():
+            return probe.length
 
 
 def _problems(probe: Probe) -> list[str]:

@@ -7,28 +7,49 @@ the samples of one length are the same at every depth.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from workers.documents import Window
-from workers.errors import ProbeError
-from workers.probe_spec import NeedleLoss, Passkey, PositionLoss, ProbeSet, RetrievalHeads, Ruler
+from workers.corpus import open_corpus
+from workers.documents import Window, evaluation_windows
+from workers.errors import DivergedError, ProbeError
+from workers.longppl import snapshot_model
+from workers.probe_spec import NeedleLoss, Passkey, PositionLoss, ProbeRun, ProbeSet, RetrievalHeads, Ruler
 from workers.probes_heads import head_scores
 from workers.probes_needles import Haystack, Needle, Prompt
+from workers.progress import Report, unreported
 from workers.results import Metric
 from workers.ruler import run_ruler
 from workers.ruler_words import draw_name, draw_number, draw_words
 from workers.token_losses import BATCH_TOKENS, Pass, full_losses, logits_at, score
 
-#: Called with a probe's kind, what is done and what there is to do.
-Report = Callable[[str, int, int], None]
-
 #: Words of the sentence that retrieval heads are asked to repeat.
 _REPEATED_WORDS = 4
+
+
+def evaluate_probes(run: ProbeRun, *, store: Path, report: Report = unreported) -> tuple[Metric, ...]:
+    """Builds the snapshot's weights from its checkpoints and probes them, in the corpus's tokens.
+
+    Raises:
+        CheckpointError, MergeError, ModelMismatchError, CorpusError: as `workers.longppl.evaluate` does.
+        ProbeError: if a probe cannot be made as asked for.
+        DivergedError: if a probe finds a number that is not finite.
+    """
+    documents = run.probe_set.documents
+    corpus = open_corpus(store, documents.corpus)
+    model = snapshot_model(run, store=store, max_positions=run.probe_set.longest)
+    windows = evaluation_windows(corpus, documents)
+    metrics = run_probes(model, corpus.tokenizer, run.probe_set, windows=windows, report=report)
+    for metric in metrics:
+        if not math.isfinite(metric.value):
+            raise DivergedError(step=run.snapshot.step, loss=metric.value)
+    return metrics
 
 
 def run_probes(
@@ -39,7 +60,7 @@ def run_probes(
     windows: Sequence[Window],
     beginning_id: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
-    report: Report | None = None,
+    report: Report = unreported,
 ) -> tuple[Metric, ...]:
     """Runs every probe of the set, in order.
 
@@ -56,7 +77,6 @@ def run_probes(
     problems = probe_set.problems()
     if problems:
         raise ProbeError("; ".join(problems))
-    report = report or (lambda kind, done, total: None)
     haystack = Haystack(windows, tokenizer, beginning_id=beginning_id)
     metrics: list[Metric] = []
     for done, probe in enumerate(probe_set.probes):

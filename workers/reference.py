@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from workers.corpus import Corpus, open_corpus
 from workers.documents import Window
 from workers.errors import ReferenceModelError
 from workers.key_tokens import Spans
+from workers.progress import Report, unreported
 from workers.reference_digest import reference_digest
 from workers.spec import Chunking, Evaluator, Reference, content_hash
 
@@ -38,7 +38,9 @@ class ReferenceLosses:
 class ReferenceScorer(Protocol):
     """A model that scores windows under full and under local context."""
 
-    def score(self, windows: Sequence[Window], chunking: Chunking) -> list[ReferenceLosses]: ...
+    def score(
+        self, windows: Sequence[Window], chunking: Chunking, *, report: Report = unreported
+    ) -> list[ReferenceLosses]: ...
 
 
 def open_reference(reference: Reference, *, corpus: Corpus, store: Path) -> ReferenceScorer:
@@ -73,9 +75,9 @@ def losses_identity(evaluator: Evaluator, corpus: Corpus) -> str:
     return content_hash(
         {
             "reference": [reference.kind, digest],
-            "documents": dataclasses.asdict(evaluator.documents),
+            "documents": evaluator.documents,
             "tokenizer": corpus.manifest.tokenizer,
-            "chunking": dataclasses.asdict(evaluator.chunking),
+            "chunking": evaluator.chunking,
             "beginning": BEGINNING,
             "numerics_version": evaluator.numerics_version,
         }

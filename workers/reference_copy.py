@@ -24,6 +24,7 @@ import numpy.typing as npt
 from workers.chunking import context_starts
 from workers.corpus import Corpus
 from workers.documents import Window
+from workers.progress import Report, unreported
 from workers.reference import ReferenceLosses
 from workers.spec import Chunking
 
@@ -43,9 +44,15 @@ class CopyReference:
         tokens = np.concatenate([corpus.tokens("short"), corpus.tokens("long")])[:counted_tokens].astype(np.int64)
         self._ngrams = Ngrams(tokens, corpus.vocab_size)
 
-    def score(self, windows: Sequence[Window], chunking: Chunking) -> list[ReferenceLosses]:
+    def score(
+        self, windows: Sequence[Window], chunking: Chunking, *, report: Report = unreported
+    ) -> list[ReferenceLosses]:
         """Both losses of each window's tokens; the first token of a window has none."""
-        return [self._score(window.tokens, chunking) for window in windows]
+        losses = []
+        for done, window in enumerate(windows):
+            report("reference, both contexts", done, len(windows))
+            losses.append(self._score(window.tokens, chunking))
+        return losses
 
     def _score(self, tokens: Ids, chunking: Chunking) -> ReferenceLosses:
         prior = self._ngrams.probabilities(tokens)

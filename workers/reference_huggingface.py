@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from workers.corpus import Corpus, tokenizer_hash
-from workers.documents import Window
+from workers.documents import Window, retokenized
 from workers.errors import ReferenceModelError
+from workers.progress import Report, unreported
 from workers.reference import ReferenceLosses
 from workers.spec import Chunking
 from workers.token_losses import BATCH_TOKENS, full_losses, local_losses
@@ -34,45 +35,49 @@ class HuggingFaceReference:
             ReferenceModelError: if a file is missing or unreadable, weights are incomplete, the vocabulary is too small
                 for the tokenizer, or the model changes its logits after the head.
         """
-        self._tokenizer = _load_tokenizer(folder)
+        self._model, self._tokenizer = load_model(folder)
         self._own_tokens = tokenizer_hash(self._tokenizer) == corpus.manifest.tokenizer
         self._beginning_id = _beginning_id(folder, self._tokenizer)
-        self._model = _load_model(folder)
         self._batch_tokens = batch_tokens
-        vocab_size = self._model.get_output_embeddings().weight.shape[0]
-        if vocab_size < self._tokenizer.get_vocab_size():
-            raise ReferenceModelError(
-                f"{folder}: the model has {vocab_size} tokens, its tokenizer {self._tokenizer.get_vocab_size()}"
-            )
 
     @property
     def beginning_id(self) -> int | None:
         """The token put once before every window and chunk; None if the tokenizer names none."""
         return self._beginning_id
 
-    def score(self, windows: Sequence[Window], chunking: Chunking) -> list[ReferenceLosses]:
+    def score(
+        self, windows: Sequence[Window], chunking: Chunking, *, report: Report = unreported
+    ) -> list[ReferenceLosses]:
         """Both losses of every token of each window, under this model's own tokenizer."""
-        if self._own_tokens:
-            documents, spans = [window.tokens for window in windows], None
-        else:
-            texts = [window.text for window in windows]
-            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-            documents = [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
-            spans = [np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) for encoding in encodings]
+        own = windows if self._own_tokens else retokenized(windows, self._tokenizer)
+        documents = [window.tokens for window in own]
         options: dict[str, Any] = {"beginning_id": self._beginning_id, "batch_tokens": self._batch_tokens}
-        full = full_losses(self._model, documents, **options)
-        local = local_losses(self._model, documents, chunking, **options)
+        full = full_losses(self._model, documents, report=partial(report, "reference, full context"), **options)
+        local = local_losses(
+            self._model, documents, chunking, report=partial(report, "reference, local context"), **options
+        )
         return [
-            ReferenceLosses(full=full[index], local=local[index], spans=None if spans is None else spans[index])
-            for index in range(len(windows))
+            ReferenceLosses(full=full[index], local=local[index], spans=None if self._own_tokens else window.spans)
+            for index, window in enumerate(own)
         ]
 
 
-def _load_tokenizer(folder: Path) -> Tokenizer:
+def load_model(folder: Path) -> tuple[Any, Tokenizer]:
+    """The causal language model of a folder, on a GPU where there is one, and its tokenizer.
+
+    Raises:
+        ReferenceModelError: if a file is missing or unreadable, weights are incomplete, the vocabulary is too small for
+            the tokenizer, or the model changes its logits after the head.
+    """
     try:
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises bare Exception
         raise ReferenceModelError(f"{folder / 'tokenizer.json'} is missing or unreadable: {error}") from error
+    model = _load_weights(folder)
+    vocab_size, known = model.get_output_embeddings().weight.shape[0], tokenizer.get_vocab_size()
+    if vocab_size < known:
+        raise ReferenceModelError(f"{folder}: the model has {vocab_size} tokens, its tokenizer {known}")
+    return model, tokenizer
 
 
 def _beginning_id(folder: Path, tokenizer: Tokenizer) -> int | None:
@@ -93,7 +98,7 @@ def _beginning_id(folder: Path, tokenizer: Tokenizer) -> int | None:
     return found
 
 
-def _load_model(folder: Path) -> Any:
+def _load_weights(folder: Path) -> Any:
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,

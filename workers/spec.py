@@ -437,11 +437,15 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationDocuments:
-    """The first `count` windows of `length` tokens from the held-out documents of a corpus; none crosses two."""
+    """The first `count` windows of `length` tokens from the held-out documents of a corpus; none crosses two.
+
+    With `min_length`: the first `count` documents of at least so many tokens, each cut after `length`.
+    """
 
     corpus: str
     count: int
     length: int
+    min_length: int | None = optional(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

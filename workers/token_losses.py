@@ -6,7 +6,7 @@ for. Passes of unequal length are padded on the right, which a causal model cann
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,18 @@ from workers.spec import Chunking
 
 Ids = npt.NDArray[np.int64]
 Losses = npt.NDArray[np.float32]
+#: Called with the tokens that are through and those there are.
+Progress = Callable[[int, int], None]
 
 #: Input tokens of one batch: enough to fill the arithmetic units, little enough for the activations of a micro model.
 BATCH_TOKENS = 8192
 #: Rows and columns of one tile of logits: 1 MiB on a CPU, which its cache holds; enough work for a GPU's arithmetic.
 _CPU_TILE = (512, 512)
 _CUDA_TILE = (4096, 16_384)
+
+
+def _unreported(done: int, total: int) -> None:
+    """Where nobody listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +42,20 @@ class Pass:
     positions: Ids
 
 
-def score(model: Any, passes: Sequence[Pass], *, batch_tokens: int = BATCH_TOKENS) -> list[Losses]:
+def score(
+    model: Any, passes: Sequence[Pass], *, batch_tokens: int = BATCH_TOKENS, report: Progress = _unreported
+) -> list[Losses]:
     """NLL (nats) of the asked tokens of each pass, in the order of `passes`.
 
     Args:
         model: A Hugging Face causal language model; it is put into evaluation mode.
         batch_tokens: Input tokens of one batch, padding included; it changes memory and speed, not the result.
+        report: Called with the tokens that are through and those there are.
     """
     weight, bias = _head(model)
     results: list[Losses] = [np.empty(0, dtype=np.float32) for _ in passes]
+    total, done = sum(len(item.ids) for item in passes), 0
+    report(done, total)
     with torch.inference_mode():
         for batch, hidden in _hidden_batches(model, passes, batch_tokens):
             targets = np.concatenate([passes[index].ids[passes[index].positions] for index in batch])
@@ -52,6 +63,8 @@ def score(model: Any, passes: Sequence[Pass], *, batch_tokens: int = BATCH_TOKEN
             counts = [len(passes[index].positions) for index in batch]
             for index, part in zip(batch, np.split(losses, np.cumsum(counts)[:-1]), strict=True):
                 results[index] = part
+                done += len(passes[index].ids)
+            report(done, total)
     return results
 
 
@@ -101,7 +114,12 @@ def head_losses(
 
 
 def full_losses(
-    model: Any, documents: Sequence[Ids], *, beginning_id: int | None = None, batch_tokens: int = BATCH_TOKENS
+    model: Any,
+    documents: Sequence[Ids],
+    *,
+    beginning_id: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    report: Progress = _unreported,
 ) -> list[Losses]:
     """NLL of every token given all before it, shape (tokens,) for each document.
 
@@ -115,9 +133,8 @@ def full_losses(
     ]
     scored = [index for index, item in enumerate(passes) if len(item.positions)]
     losses = [np.full(len(tokens), np.nan, dtype=np.float32) for tokens in documents]
-    for index, values in zip(
-        scored, score(model, [passes[index] for index in scored], batch_tokens=batch_tokens), strict=True
-    ):
+    found = score(model, [passes[index] for index in scored], batch_tokens=batch_tokens, report=report)
+    for index, values in zip(scored, found, strict=True):
         losses[index][first:] = values
     return losses
 
@@ -130,6 +147,7 @@ def local_losses(
     wanted: Sequence[npt.NDArray[np.bool_]] | None = None,
     beginning_id: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    report: Progress = _unreported,
 ) -> list[Losses]:
     """NLL of every token given its local context alone, shape (tokens,) for each document.
 
@@ -150,7 +168,8 @@ def local_losses(
             passes.append(Pass(ids=ids, positions=scored - window.start + len(lead)))
             places.append((index, scored))
     losses = [np.full(len(tokens), np.nan, dtype=np.float32) for tokens in documents]
-    for (index, scored), values in zip(places, score(model, passes, batch_tokens=batch_tokens), strict=True):
+    found = score(model, passes, batch_tokens=batch_tokens, report=report)
+    for (index, scored), values in zip(places, found, strict=True):
         losses[index][scored] = values
     return losses
 
