@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check format
+.PHONY: help install demo mini-reproduction up test check format
 
 help:
 	@echo "make install   create .venv from constraints.txt"
 	@echo "make demo      the whole product on this machine: train, measure, fit, predict, then serve (ARGS=--exit stops instead)"
+	@echo "make mini-reproduction   four sizes, both protocols, every rule, in a quarter of an hour; writes docs/mini-reproduction.md"
 	@echo "make up        serve without submitting anything"
 	@echo "make test      the whole test suite"
 	@echo "make check     ruff, mypy --strict, import contracts, migrations against models"
@@ -22,6 +23,9 @@ install: .venv/installed
 
 demo: install
 	@$(BIN)/longlaw demo $(ARGS)
+
+mini-reproduction: install
+	@$(BIN)/longlaw demo grids/mini-reproduction.yaml grids/mini-reproduction-linear-decay.yaml --exit --report docs $(ARGS)
 
 up: install
 	@$(BIN)/longlaw up $(ARGS)

@@ -1,4 +1,4 @@
-"""`longlaw demo`: a small grid from start to prediction on this machine, and what came of it in plain words."""
+"""`longlaw demo`: small grids from start to prediction on this machine, and what came of them in plain words."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from api.models import GridDetail
 from database.errors import DatabaseError
 from database.settings import Settings
 from fitting.laws import LONG_CONTEXT
@@ -23,16 +26,24 @@ from longlaw.grid_document import GridFileError, read_grid_file, resolve_corpora
 from longlaw.stack import Stack, StackError
 from longlaw.up import Port, interrupt_on_sigterm, print_urls, serve
 
+_QUICKSTART = "grids/quickstart.yaml"
 _CORPUS = "torch-sources"
 _CORPUS_BYTES = 3_000_000
 _FIT_WAIT_S = 120.0
 
 
 def demo_command(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The grid to run.")] = "grids/quickstart.yaml",
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Grids to run, one after another.", show_default=_QUICKSTART),
+    ] = None,
     exit_when_done: Annotated[bool, typer.Option("--exit", help="Stop at the end instead of serving on.")] = False,
     port: Port = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Training processes; one per core by default.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write all of it as one page there, as `longlaw report` does."),
+    ] = None,
 ) -> None:
     """Train the quick-start grid here, measure LongPPL, fit the law, predict what was held out, then serve.
 
@@ -40,21 +51,27 @@ def demo_command(
     """
     console = Console()
     interrupt_on_sigterm()
+    files = files or [_QUICKSTART]
     try:
-        read_grid_file(file)  # before anything starts
+        for file in files:  # before anything starts
+            read_grid_file(file)
+        if report is not None and find_spec("matplotlib") is None:
+            raise LonglawError("--report needs matplotlib: pip install 'longlaw[plots]'")
         settings = Settings()
         with _building_corpus(settings) as corpus, Stack(settings=settings, api_port=port, workers=workers) as stack:
             console.print(f"Starting Postgres, Ray and the API in {settings.home} ...")
             stack.wait_until_ready()
             _finish(corpus)
-            measured = _run_grid(console, stack, file)
+            grids = [_run_grid(console, stack, file) for file in files]
+            if report is not None:
+                _write_report(console, stack, [grid.id for grid in grids], report)
             print_urls(console, stack)
             if exit_when_done:
                 console.print("\nStopping; `longlaw up` serves all of this again.")
             else:
                 console.print("\nServing until Ctrl-C.")
                 serve(stack)
-        if not measured:
+        if any(grid.state != "SUCCEEDED" for grid in grids):
             raise typer.Exit(1)
     except KeyboardInterrupt:
         console.print("Stopped. Everything finished so far is kept; run it again to go on.")
@@ -63,8 +80,8 @@ def demo_command(
         raise typer.Exit(1) from None
 
 
-def _run_grid(console: Console, stack: Stack, file: str) -> bool:
-    """Submits the grid, follows it and reports; returns whether every cell was measured."""
+def _run_grid(console: Console, stack: Stack, file: str) -> GridDetail:
+    """Submits the grid, follows it and reports; returns the ended grid."""
     document = resolve_corpora(read_grid_file(file), stack.settings.store)
     with Client(stack.url) as client:
         created = client.submit(document)
@@ -77,10 +94,18 @@ def _run_grid(console: Console, stack: Stack, file: str) -> bool:
         )
         if tokens["train"] == 0:
             console.print("Everything it asks for is there already; nothing is trained.")
-        state = follow(client, created.id, console, meanwhile=stack.watch)
+        follow(client, created.id, console, meanwhile=stack.watch)
         _wait_for_fits(console, client, stack, created.id)
         print_report(console, client, created.id)
-    return state == "SUCCEEDED"
+        return client.grid(created.id)
+
+
+def _write_report(console: Console, stack: Stack, grid_ids: Sequence[str], directory: Path) -> None:
+    from longlaw.report_command import write_report  # brings matplotlib along, an extra
+
+    with Client(stack.url) as client:
+        page = write_report(client, grid_ids, directory)
+    console.print(f"The report is in {page}", highlight=False, soft_wrap=True)
 
 
 def _wait_for_fits(console: Console, client: Client, stack: Stack, grid_id: str) -> None:

@@ -210,8 +210,8 @@ def against_shortppl(series: MeasuredSeries) -> Section:
     if curves:
         picture = Picture(
             name="elasticity",
-            figure=plots.over_long_tokens(
-                {"all D_s and seeds; shaded: lowest to highest": curves}, what="R", between=True
+            figure=plots.medians(
+                curves, what="R (no unit)", title="Median over D_s and seeds, shaded between quartiles"
             ),
             shows="Elasticity ratio over D_l, a curve for each size through the medians, shaded between quartiles",
         )

@@ -58,10 +58,8 @@ def the_law(series: MeasuredSeries, *, bootstrap_draws: int = 200) -> Section:
         )
     sentences.append(_of_residuals(series.measurements, missed))
     sentences += [f"Warning: {warning}." for warning in result.warnings]
-    formula = (
-        f"`{LONG_CONTEXT.formula}`, fitted to {result.n_observations} measurements from {result.n_clusters} short "
-    )
     intro = (
+        f"`{LONG_CONTEXT.formula}`, fitted to {result.n_observations} measurements from {result.n_clusters} short "
         f"checkpoints: {result.status.value}. R² {_plain(result.r2)}, mean error {percent(result.mape_log)} "
         "of log LongPPL, on the rows it was fitted to."
     )
