@@ -28,7 +28,7 @@ def merge_command(
     density: Annotated[float | None, typer.Option(help="dare, ties: the share of coordinates to keep.")] = None,
     seed: Annotated[int, typer.Option(help="dare: seed of what is dropped.")] = 42,
     step: Annotated[
-        list[int] | None, typer.Option(help="Optimizer step of each checkpoint, repeated; else from its state.json.")
+        list[int] | None, typer.Option(help="Optimizer step of each checkpoint, repeated; else what it tells itself.")
     ] = None,
     spacing: Annotated[
         int | None, typer.Option(min=1, help="ema: steps that count as one spacing; else those between checkpoints.")

@@ -26,7 +26,8 @@ from workers.weight_files import StoredTensor, WeightFolder
 #: Rules whose weights follow from the optimizer steps of the checkpoints.
 STEPS_MATTER: frozenset[RuleName] = frozenset({"one_sqrt", "ema"})
 
-_STATE = "state.json"
+#: Files that tell a checkpoint's step, and under which name: ours, and that of transformers' Trainer.
+_STEP_FILES = (("state.json", "step"), ("trainer_state.json", "global_step"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ def merge(
 
     Args:
         sources: Checkpoint folders, oldest first, as many as the rule takes.
-        steps: Optimizer steps of the sources; else what their state.json says. `one_sqrt` and `ema` need them.
+        steps: Optimizer steps of the sources; else what they tell themselves. `one_sqrt` and `ema` need them.
 
     Raises:
         CheckpointMissingError, CheckpointCorruptError: if a folder holds no readable weights.
@@ -153,10 +154,10 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checkpoint_steps(sources: Sequence[Path]) -> tuple[int, ...]:
-    """The optimizer steps that the checkpoints' own state.json tell.
+    """The optimizer steps that the checkpoints tell themselves, in state.json or trainer_state.json.
 
     Raises:
-        MergeError: if one has none.
+        MergeError: if one has neither.
     """
     return tuple(map(_step_of, sources))
 
@@ -175,9 +176,11 @@ def _steps(sources: Sequence[Path], rule: ObservationRule, given: Sequence[int] 
 
 
 def _step_of(source: Path) -> int:
-    try:
-        return int(json.loads((source / _STATE).read_bytes())["step"])
-    except FileNotFoundError:
-        raise MergeError(f"{source} has no {_STATE} that tells its optimizer step: give the steps") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointCorruptError(f"{source / _STATE} does not tell a step: {error}") from error
+    for name, key in _STEP_FILES:
+        file = source / name
+        if file.is_file():
+            try:
+                return int(json.loads(file.read_bytes())[key])
+            except (ValueError, KeyError, TypeError) as error:
+                raise CheckpointCorruptError(f"{file} does not tell a step: {error}") from error
+    raise MergeError(f"{source} has no state.json that tells its optimizer step: give the steps")

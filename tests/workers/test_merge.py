@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from tests.workers.merge_folders import folder_of, folders
 from workers import merge_rules
 from workers.errors import CheckpointCorruptError, CheckpointMissingError, MergeError
-from workers.merge import merge, plan_merge
+from workers.merge import checkpoint_steps, merge, plan_merge
 from workers.model import build_model, load_weights
 from workers.spec import ModelShape, ObservationRule, RuleName
 
@@ -205,6 +205,16 @@ def test_rules_that_weigh_by_steps_need_to_know_them_in_order(tmp_path: Path, na
     with pytest.raises(MergeError, match="3 checkpoints were given, and 2 steps"):
         merge(sources, rule, steps=(1, 3))
     assert dict(merge(sources, rule, steps=(1, 3, 4)))["w"].item() == 1
+
+
+def test_steps_come_from_our_state_or_from_that_of_transformers_trainer(tmp_path: Path) -> None:
+    ours, theirs = folders(tmp_path, [{"w": torch.zeros(1)}, {"w": torch.ones(1)}])
+    (ours / "state.json").write_text('{"step": 100}')
+    (theirs / "trainer_state.json").write_text('{"global_step": 250}')
+    assert checkpoint_steps([ours, theirs]) == (100, 250)
+    (theirs / "trainer_state.json").write_text("{}")
+    with pytest.raises(CheckpointCorruptError, match="does not tell a step"):
+        checkpoint_steps([ours, theirs])
 
 
 @pytest.mark.parametrize(
