@@ -29,6 +29,11 @@ class BackgroundWriter:
     ) -> None:
         self._thread.shutdown(wait=True)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a checkpoint has become durable, or could not, and was not taken yet."""
+        return self._pending is not None and self._pending.done()
+
     def submit(self, write: Callable[[], Checkpoint]) -> None:
         """Begins a write; what was submitted before must have been taken by `finished`.
 

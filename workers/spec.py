@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 #: Raised whenever a change of ours alters trained or measured numbers for the same specification.
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 
 SegmentKind = Literal["short_trunk", "short_decay", "long_constant", "long_linear_decay", "follow_up"]
 Protocol = Literal["constant", "linear_decay"]

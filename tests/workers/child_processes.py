@@ -6,13 +6,16 @@ import ctypes
 import multiprocessing
 import os
 from multiprocessing.context import ForkServerContext
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.workers.tiny_training import trained
 from workers import checkpoint
-from workers.errors import StoreFullError
+from workers.errors import StoreFullError, WorkerError
+from workers.processes import joined
 from workers.spec import Segment, SegmentRun, StoredCheckpoint
 from workers.train import train
 
@@ -40,6 +43,16 @@ def train_run(run: SegmentRun, store: Path) -> None:
     torch.set_num_threads(1)
     for _ in train(run, store=store):
         pass
+
+
+def train_together(run: SegmentRun, store: Path, rank: int, port: int, results: SimpleQueue[Any]) -> None:
+    """Trains as one of the run's processes and puts (rank, checkpoints or error)."""
+    torch.set_num_threads(1)
+    with joined(rank=rank, processes=run.execution.processes, address="127.0.0.1", port=port):
+        try:
+            results.put((rank, list(train(run, store=store))))
+        except WorkerError as error:
+            results.put((rank, error))
 
 
 def fill_small_store(store: Path, segment: Segment) -> None:

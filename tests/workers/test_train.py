@@ -17,8 +17,7 @@ from safetensors import safe_open
 
 from tests.workers.child_processes import fork_server, train_run
 from tests.workers.tiny_training import SHAPE, long_stage, segment_of, short_stage, somewhere, tiny_corpus
-from workers import checkpoint, order
-from workers import train as training
+from workers import checkpoint, health, order
 from workers.corpus import open_corpus
 from workers.errors import (
     CheckpointCorruptError,
@@ -29,8 +28,19 @@ from workers.errors import (
 )
 from workers.model import build_model, load_weights
 from workers.results import Checkpoint, TrainProgress
-from workers.spec import CheckpointRef, OptimizerState, Segment, SegmentRun, StoredCheckpoint, steps_for
-from workers.train import NextTokenLoss, train
+from workers.spec import (
+    CheckpointRef,
+    Execution,
+    ModelShape,
+    Muon,
+    ObservationRule,
+    OptimizerState,
+    Segment,
+    SegmentRun,
+    StoredCheckpoint,
+    steps_for,
+)
+from workers.train import train
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +69,16 @@ def run_to(
     recovery_every_steps: int | None = None,
     should_stop: Callable[[], bool] | None = None,
     on_progress: Callable[[TrainProgress], None] | None = None,
+    start_sources: tuple[Checkpoint, ...] = (),
+    execution: Execution | None = None,
 ) -> list[Checkpoint]:
     run = SegmentRun(
         segment=segment,
         start=None if start is None else stored(start),
         save_steps=save_steps,
         recovery_every_steps=recovery_every_steps,
+        start_sources=tuple(stored(source) for source in start_sources),
+        execution=execution or Execution(),
     )
     return list(train(run, store=store, should_stop=should_stop, on_progress=on_progress))
 
@@ -230,7 +244,7 @@ def test_linear_decay_of_the_long_stage_ends_at_its_horizon(store: Path, corpus:
 def test_training_learns_and_reports_the_mean_loss_since_the_last_checkpoint(
     store: Path, corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr(health, "PROGRESS_EVERY_S", 0.0)
     seen: list[TrainProgress] = []
     first, second = run_to(store, trunk_of(corpus), 20, 60, on_progress=seen.append)
     losses = [progress.loss for progress in seen]
@@ -238,10 +252,24 @@ def test_training_learns_and_reports_the_mean_loss_since_the_last_checkpoint(
     assert second.mean_loss == pytest.approx(math.fsum(losses[20:]) / 40)
     assert losses[0] == pytest.approx(math.log(SHAPE.vocab_size), rel=0.1)
     assert losses[-1] < 4
+    assert all(progress.gradient_norm for progress in seen)
+
+
+def test_checkpoints_carry_few_evenly_spaced_points_of_health(store: Path, corpus: str) -> None:
+    first, second = run_to(store, trunk_of(corpus), 10, 138)
+    assert [point.step for point in first.health] == list(range(1, 11))
+    steps = [point.step for point in second.health]
+    assert steps == list(range(12, 139, 2))
+    for point in (*first.health, *second.health):
+        assert point.loss > 0
+        assert point.gradient_norm > 0
+        assert point.tokens_per_s > 0
+        assert point.mfu is None
+    assert first.health[0].learning_rate == pytest.approx(0.0025)
 
 
 def test_progress_reports_tokens_of_the_stage(store: Path, corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr(health, "PROGRESS_EVERY_S", 0.0)
     (begin,) = run_to(store, trunk_of(corpus), 10)
     decay = segment_of("short_decay", short_stage(corpus), parent=begin.ref, horizon_steps=2)
     seen: list[TrainProgress] = []
@@ -272,7 +300,116 @@ def test_loss_that_is_no_number_ends_training_with_its_step_and_no_checkpoint(st
         run_to(store, segment, 1, 50)
     refs = checkpoint.list_checkpoints(store, segment.id)
     assert caught.value.step > 1
+    assert caught.value.good_step == 1
     assert [ref.step for ref in refs] == [1]
+
+
+def test_loss_that_rises_too_far_ends_training_and_names_the_last_good_checkpoint(
+    store: Path, corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(health, "EXCESS_NATS", 0.3)
+    wild = segment_of("short_trunk", dataclasses.replace(short_stage(corpus), peak_rate=2.0, warmup_steps=40))
+    found: list[int] = []
+    run = SegmentRun(segment=wild, start=None, save_steps=tuple(range(2, 400, 2)))
+    with pytest.raises(DivergedError, match="mean loss is") as caught:
+        found.extend(one.ref.step for one in train(run, store=store))
+    assert caught.value.best_mean is not None
+    assert caught.value.loss > caught.value.best_mean + 0.3
+    assert caught.value.good_step in found
+    assert found == list(range(2, caught.value.step, 2))
+
+
+PLAIN = dataclasses.replace(SHAPE, layers=2, qk_conv_kernel=0)
+
+
+def losses_of(found: list[Checkpoint]) -> list[float]:
+    return [point.loss for one in found for point in one.health]
+
+
+@pytest.mark.parametrize(
+    ("shape", "execution"),
+    [
+        (SHAPE, Execution(micro_batch_tokens=32)),
+        (SHAPE, Execution(micro_batch_tokens=96)),
+        (PLAIN, Execution(recompute_activations=True)),
+        (PLAIN, Execution(micro_batch_tokens=64, recompute_activations=True)),
+    ],
+)
+def test_how_a_batch_is_cut_and_computed_does_not_change_what_is_learned(
+    store: Path, corpus: str, shape: ModelShape, execution: Execution
+) -> None:
+    """B13, B17: micro-batches are no updates; tokens are those of the global batch."""
+    stage = dataclasses.replace(short_stage(corpus), batch_sequences=4)
+    trunk = segment_of("short_trunk", stage, shape=shape)
+    whole = run_to(elsewhere(store, "whole"), trunk, 12)
+    cut = run_to(store, trunk, 12, execution=execution)
+    assert losses_of(cut) == pytest.approx(losses_of(whole), rel=1e-5)
+    assert cut[0].stage_tokens == whole[0].stage_tokens == 12 * 128
+
+
+def test_muon_resumes_to_identical_checkpoints(store: Path, corpus: str) -> None:
+    stage = dataclasses.replace(short_stage(corpus), optimizer=Muon(rate_ratio=2.0))
+    trunk = segment_of("short_trunk", stage)
+    unbroken = run_to(elsewhere(store, "unbroken"), trunk, 6, 12)
+    (half,) = run_to(store, trunk, 6)
+    (end,) = run_to(store, trunk, 12, start=half)
+    assert digests([half, end]) == digests(unbroken)
+    assert losses_of([end])[-1] < losses_of([half])[0]
+
+
+def test_training_in_bf16_follows_that_in_fp32_and_keeps_fp32_weights(store: Path, corpus: str) -> None:
+    stage = dataclasses.replace(short_stage(corpus), precision="bf16")
+    (low,) = run_to(store, segment_of("short_trunk", stage), 8)
+    (full,) = run_to(store, trunk_of(corpus), 8)
+    assert losses_of([low]) == pytest.approx(losses_of([full]), rel=0.01)
+    assert losses_of([low]) != losses_of([full])
+    assert {tensor.dtype for _, tensor in checkpoint.read_weights(store / low.path)} == {torch.float32}
+
+
+def test_z_loss_shrinks_the_partition_and_is_not_part_of_the_loss_that_is_told(store: Path, corpus: str) -> None:
+    heavy = segment_of("short_trunk", dataclasses.replace(short_stage(corpus), z_loss=1.0))
+    (plain,), (held,) = (run_to(store, segment, 20) for segment in (trunk_of(corpus), heavy))
+    assert held.health[0].loss == plain.health[0].loss
+    assert log_partition(store, corpus, held) < 0.5 * log_partition(store, corpus, plain)
+
+
+def log_partition(store: Path, corpus: str, found: Checkpoint) -> float:
+    """Mean of log(Z)^2 over a few sequences of the training text."""
+    model = build_model(SHAPE, rope_base=1e4, max_positions=32, seed=0)
+    load_weights(model, checkpoint.read_weights(store / found.path))
+    ids = torch.from_numpy(open_corpus(store, corpus).tokens("short")[:256].astype("int64")).view(8, 32)
+    with torch.no_grad():
+        return float(model(input_ids=ids).logits.logsumexp(-1).square().mean())
+
+
+def test_later_sub_phase_goes_on_with_the_moments_of_the_one_before(store: Path, corpus: str) -> None:
+    """A border that changes nothing is the same training: rate, moments and data run on."""
+    (begin,) = run_to(store, trunk_of(corpus), 4)
+    stage = dataclasses.replace(long_stage(corpus, final_rate_ratio=0.1), warmup_steps=6)
+    whole = segment_of("long_linear_decay", stage, parent=begin.ref, horizon_steps=8)
+    at_4, at_8 = run_to(store, whole, 4, 8, start=begin)
+    later = dataclasses.replace(whole, parent=at_4.ref, stage_offset_steps=4)
+    (end,) = run_to(store, later, 4, start=at_4)
+    assert end.stage_tokens == at_8.stage_tokens == 8 * 64
+    assert tensors(store, end, checkpoint.WEIGHTS) == tensors(store, at_8, checkpoint.WEIGHTS)
+    with pytest.raises(SegmentRunError, match="past the decay's end, step 4"):
+        run_to(store, later, 5, start=at_4)
+
+
+def test_follow_up_starts_from_the_model_that_a_rule_yields(store: Path, corpus: str) -> None:
+    found = run_to(store, trunk_of(corpus), 4, 6, 8)
+    rule = ObservationRule(name="last_m", m=2, spacing_steps=2)
+    stage = dataclasses.replace(long_stage(corpus), start_rate=0.0)
+    follow_up = dataclasses.replace(
+        segment_of("follow_up", stage, parent=found[-1].ref, horizon_steps=3), parent_rule=rule
+    )
+    (end,) = run_to(store, follow_up, 3, start_sources=(found[1], found[2]))
+    halves = [dict(checkpoint.read_weights(store / one.path)) for one in found[1:]]
+    for name, tensor in checkpoint.read_weights(store / end.path):
+        torch.testing.assert_close(tensor, (halves[0][name] + halves[1][name]) / 2)
+    with pytest.raises(SegmentRunError, match="start_sources must be its checkpoints, oldest first, 6, 8"):
+        run_to(store, follow_up, 3, start_sources=(found[0], found[2]))
 
 
 def test_training_works_in_threads_of_one_long_lived_process(store: Path, corpus: str) -> None:
@@ -309,6 +446,15 @@ def test_runs_that_contradict_themselves_are_refused(store: Path, corpus: str) -
             next(train(run, store=store))
 
 
+def test_executions_that_cannot_be_are_refused(store: Path, corpus: str) -> None:
+    for execution, message in (
+        (Execution(processes=2), "for 2 processes, 1 have joined"),
+        (Execution(micro_batch_tokens=31), "less than one sequence of 32"),
+    ):
+        with pytest.raises(SegmentRunError, match=message):
+            run_to(store, trunk_of(corpus), 1, execution=execution)
+
+
 def test_missing_or_damaged_start_is_named(store: Path, corpus: str) -> None:
     trunk = trunk_of(corpus)
     (begin,) = run_to(store, trunk, 4)
@@ -324,36 +470,6 @@ def test_corpus_with_more_tokens_than_the_model_is_refused(store: Path, corpus: 
     small = dataclasses.replace(SHAPE, vocab_size=100)
     with pytest.raises(CorpusError, match="vocab_size is 100"):
         run_to(store, segment_of("short_trunk", short_stage(corpus), shape=small), 1)
-
-
-def test_loss_in_blocks_of_positions_equals_the_loss_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model(SHAPE, rope_base=1e4, max_positions=32, seed=0)
-    ids = torch.randint(SHAPE.vocab_size, (2, 33), generator=torch.Generator().manual_seed(0))
-    at_once = NextTokenLoss(model)(ids[:, :-1], ids[:, 1:])
-    at_once.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    monkeypatch.setattr(training, "_LOGITS_AT_ONCE", 7 * SHAPE.vocab_size)
-    in_blocks = NextTokenLoss(model)(ids[:, :-1], ids[:, 1:])
-    in_blocks.backward()
-    torch.testing.assert_close(in_blocks, at_once)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name])
-
-
-def test_loss_agrees_with_hugging_faces_own() -> None:
-    model = build_model(SHAPE, rope_base=1e4, max_positions=32, seed=0)
-    ids = torch.randint(SHAPE.vocab_size, (2, 33), generator=torch.Generator().manual_seed(0))
-    theirs = model(input_ids=ids, labels=ids).loss
-    torch.testing.assert_close(NextTokenLoss(model)(ids[:, :-1], ids[:, 1:]), theirs)
-
-
-def test_weight_decay_touches_matrices_alone() -> None:
-    model = build_model(SHAPE, rope_base=1e4, max_positions=32, seed=0)
-    optimizer = training._optimizer(model, short_stage("corpus").optimizer)
-    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        assert decays[id(parameter)] == (0.0 if "norm" in name or "kernel" in name else 0.1), name
 
 
 def test_token_counts_are_exact_beyond_any_fixed_width() -> None:

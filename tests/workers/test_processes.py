@@ -1,0 +1,140 @@
+"""Several processes train what one would: gloo on this machine, replicas and shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.child_processes import fork_server, train_together
+from tests.workers.tiny_training import SHAPE, segment_of, short_stage, tiny_corpus
+from workers import checkpoint
+from workers.errors import DivergedError, SegmentRunError
+from workers.results import Checkpoint
+from workers.spec import Execution, Muon, Segment, SegmentRun, ShortStage, StoredCheckpoint
+from workers.train import train
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def trunk(store: Path) -> Segment:
+    stage = dataclasses.replace(short_stage(tiny_corpus(store)), batch_sequences=8)
+    return segment_of("short_trunk", stage, shape=dataclasses.replace(SHAPE, layers=2))
+
+
+@pytest.fixture(scope="module")
+def alone(store: Path, trunk: Segment, tmp_path_factory: pytest.TempPathFactory) -> list[Checkpoint]:
+    """What one process gets that takes every batch as a whole."""
+    return list(train(run_of(trunk), store=elsewhere(store, tmp_path_factory.mktemp("alone"))))
+
+
+def elsewhere(store: Path, other: Path) -> Path:
+    (other / "corpora").symlink_to(store / "corpora")
+    return other
+
+
+def run_of(segment: Segment, start: Checkpoint | None = None, **execution: Any) -> SegmentRun:
+    return SegmentRun(
+        segment=segment,
+        start=None if start is None else StoredCheckpoint(ref=start.ref, path=start.path, digest=start.digest),
+        save_steps=(STEPS // 2, STEPS) if start is None else (STEPS,),
+        execution=Execution(**execution),
+    )
+
+
+def together(run: SegmentRun, store: Path) -> dict[int, Any]:
+    """What each process of the run ended with, by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = fork_server()
+    results = context.SimpleQueue()
+    children = [
+        context.Process(target=train_together, args=(run, store, rank, port, results))
+        for rank in range(run.execution.processes)
+    ]
+    for child in children:
+        child.start()
+    ends = dict(results.get() for _ in children)
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    return ends
+
+
+def losses_of(found: list[Checkpoint]) -> list[float]:
+    return [point.loss for one in found for point in one.health]
+
+
+@pytest.mark.parametrize("execution", [{}, {"micro_batch_tokens": 32}, {"sharding": "shard"}])
+def test_two_processes_train_what_one_does(
+    store: Path, trunk: Segment, alone: list[Checkpoint], tmp_path: Path, execution: dict[str, Any]
+) -> None:
+    """B11, B17: tokens and rates are those of the segment, losses are pooled, every process gets the checkpoints."""
+    home = elsewhere(store, tmp_path)
+    ends = together(run_of(trunk, processes=2, **execution), home)
+    assert ends[0] == ends[1]
+    found = ends[0]
+    assert losses_of(found) == pytest.approx(losses_of(alone), rel=1e-5)
+    for ours, theirs in zip(found, alone, strict=True):
+        assert (ours.ref, ours.stage_tokens) == (theirs.ref, theirs.stage_tokens)
+        assert ours.mean_loss == pytest.approx(theirs.mean_loss, rel=1e-5)
+        assert [point.learning_rate for point in ours.health] == [point.learning_rate for point in theirs.health]
+    state = json.loads((home / found[-1].path / checkpoint.STATE).read_text())
+    assert state["next_sequence"] == 8 * STEPS
+    (resumed,) = train(run_of(trunk, start=found[0]), store=home_with(store, home, found[0], tmp_path / "one"))
+    assert losses_of([resumed]) == pytest.approx(losses_of(alone)[STEPS // 2 :], rel=1e-5)
+
+
+def home_with(store: Path, home: Path, found: Checkpoint, other: Path) -> Path:
+    """Another store that holds one checkpoint of `home`."""
+    other.mkdir()
+    elsewhere(store, other)
+    (other / found.path).parent.mkdir(parents=True)
+    (other / found.path).symlink_to(home / found.path)
+    return other
+
+
+def test_one_process_with_four_micro_batches_trains_the_same(
+    store: Path, trunk: Segment, alone: list[Checkpoint], tmp_path: Path
+) -> None:
+    found = list(train(run_of(trunk, micro_batch_tokens=64), store=elsewhere(store, tmp_path)))
+    assert losses_of(found) == pytest.approx(losses_of(alone), rel=1e-5)
+
+
+def test_shards_move_by_muon_as_the_whole_does_and_resume_from_its_checkpoint(
+    store: Path, trunk: Segment, tmp_path: Path
+) -> None:
+    segment = dataclasses.replace(trunk, stage=dataclasses.replace(trunk.stage, optimizer=Muon(rate_ratio=1.0)))
+    home = elsewhere(store, tmp_path)
+    half, end = train(run_of(segment), store=home)
+    other = home_with(store, home, half, tmp_path / "shards")
+    shards = Execution(processes=2, sharding="shard", recompute_activations=True, micro_batch_tokens=64)
+    run = dataclasses.replace(run_of(segment, start=half), execution=shards)
+    ends = together(run, other)
+    assert losses_of(ends[0]) == pytest.approx(losses_of([end]), rel=1e-4)
+
+
+def test_what_one_process_cannot_do_is_raised_in_all(store: Path, trunk: Segment, tmp_path: Path) -> None:
+    assert isinstance(trunk.stage, ShortStage)
+    wild = dataclasses.replace(trunk, stage=dataclasses.replace(trunk.stage, peak_rate=1e30, warmup_steps=0))
+    ends = together(run_of(wild, processes=2), elsewhere(store, tmp_path))
+    assert {type(end) for end in ends.values()} == {DivergedError}
+
+
+def test_batch_that_cannot_be_shared_evenly_is_refused(store: Path, trunk: Segment, tmp_path: Path) -> None:
+    odd = dataclasses.replace(trunk, stage=dataclasses.replace(trunk.stage, batch_sequences=3))
+    ends = together(run_of(odd, processes=2), elsewhere(store, tmp_path))
+    for end in ends.values():
+        assert isinstance(end, SegmentRunError)
+        assert "cannot be shared evenly" in str(end)
