@@ -31,6 +31,8 @@ _FAR = 3.0
 _TRIALS = 25
 # Numbers held at once per array of a batch: bounds the memory of large bootstraps to some hundred megabytes.
 _BATCH = 3_000_000
+# More rows than this take no part in choosing among the optima: the starts descend over as many of them.
+_SEARCHED_ROWS = 20_000
 # Least absolute deviations are resampled with the Huber loss of this share of the median residual.
 _ABSOLUTE_SHARE = 0.01
 
@@ -118,14 +120,18 @@ class Refits:
 def search(problem: Problem) -> Optimum:
     """The best optimum found from many starts."""
     target = _objective(problem, problem.weights[None, :])
-    start, left = lattice.starts(target)
+    sample = _sampled(target)
+    start, left = lattice.starts(sample)
     # reweighting crawls where delta is far below the residuals
-    loose = replace(target, huber_delta=left) if _FAR * target.huber_delta < left else target
+    loose = replace(sample, huber_delta=left) if _FAR * target.huber_delta < left else sample
     many = _repeated(loose, len(start))
     ends, reached = varpro.descend(many, _points(problem, start), arrived=_SEARCH_ARRIVED)
     best = reached.min()
     agreement = float((reached <= best * (1 + _SAME) + _rounding(problem)).mean())
     candidates = ends[_distinct(reached)]
+    if sample is not target:
+        whole = _repeated(replace(target, huber_delta=loose.huber_delta), len(candidates))
+        candidates, _ = varpro.descend(whole, candidates, arrived=_SEARCH_ARRIVED)
     stepwise = target.huber_delta < 2 * left
     polished = newton.polish(_repeated(target, len(candidates)), candidates, stepwise=stepwise)
     end = polished[0 if len(candidates) == 1 else int(np.nanargmin(polished.value))]
@@ -262,6 +268,14 @@ def _objective(problem: Problem, weights: FloatArray) -> Objective:
     one = objective.pick(np.arange(1))
     least = varpro.solve_linear(_least_squares(one), lattice.best_points(one))
     return replace(objective, huber_delta=max(_ABSOLUTE_SHARE * _typical(one, least), 1e-12))
+
+
+def _sampled(objective: Objective) -> Objective:
+    """The objective over some of the rows of a long table, always the same ones."""
+    n = len(objective.y)
+    if n <= _SEARCHED_ROWS:
+        return objective
+    return objective.rows(np.sort(np.random.default_rng(0).permutation(n)[:_SEARCHED_ROWS]))
 
 
 def _least_squares(objective: Objective) -> Objective:

@@ -62,6 +62,10 @@ class Objective:
             offset=None if self.offset is None else self.offset[chosen],
         )
 
+    def rows(self, chosen: NDArray[np.intp]) -> "Objective":
+        """The same over the chosen rows."""
+        return replace(self, basis=self.basis.rows(chosen), y=self.y[chosen], weights=self.weights[:, chosen])
+
     @property
     def target(self) -> FloatArray:
         """What the law is to come to: y less the offset (n, or R x n)."""

@@ -131,6 +131,23 @@ def test_memory_of_refits_does_not_grow_with_their_number() -> None:
     assert peak < 400e6
 
 
+def test_long_table_is_fitted_in_full_and_in_little_memory() -> None:
+    n = 100_000
+    generator = np.random.default_rng(2)
+    sizes = np.column_stack([generator.choice(values, n) for values in np.array(FULL_GRID).T])
+    rows = observed(LONG_CONTEXT, TOY, sizes, std=0.01)
+    tracemalloc.start()
+    result = fit(LONG_CONTEXT, rows, bootstrap_draws=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 90e6  # so that a million rows stay below 1 GB
+    assert result.status is Status.CONVERGED
+    # the optimum is that of all rows: no smaller part of them knows the exponents as well
+    assert result.parameters[1::2] == pytest.approx(TOY[1::2], abs=4e-3)
+    assert result.n_observations == n
+    assert result.gradient_norm < 1e-8
+
+
 def test_one_fit_says_how_sure_its_search_is() -> None:
     result = fit(LONG_CONTEXT, paper_grid("loss"), bootstrap_draws=0)
     assert result.n_starts >= 4
