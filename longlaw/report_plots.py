@@ -28,6 +28,8 @@ _STYLE: dict[Any, Any] = {
 
 #: Points of one curve: D_l in tokens, and one value for each run.
 Runs = Mapping[int, Sequence[float]]
+#: Where a curve ends, its label and its colour.
+_End = tuple[float, float, str, tuple[float, float, float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,9 @@ def over_long_tokens(panels: Mapping[str, Mapping[str, Runs]], *, what: str, zer
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(len(panels))
         labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+        every: list[list[_End]] = []
         for panel, (title, curves) in zip(axes, panels.items(), strict=True):
-            ends = []
+            ends: list[_End] = []
             for label, runs in curves.items():
                 colour, marker = _looks(labels, label)
                 tokens = sorted(runs)
@@ -65,7 +68,8 @@ def over_long_tokens(panels: Mapping[str, Mapping[str, Runs]], *, what: str, zer
                 panel.axhline(0, color=_GREY, linewidth=0.8)
             panel.set_title(title, loc="left")
             _token_axis(panel, sorted({count for runs in curves.values() for count in runs}))
-            _label_ends(panel, ends)
+            every.append(ends)
+        _label_ends(axes, every)
         axes[0].set_ylabel(what)
         return figure
 
@@ -86,7 +90,7 @@ def medians(curves: Mapping[str, Runs], *, what: str, title: str) -> Figure:
         axes.set_title(title, loc="left")
         axes.set_ylabel(what)
         _token_axis(axes, sorted({count for runs in curves.values() for count in runs}))
-        _label_ends(axes, ends)
+        _label_ends([axes], [ends])
         return figure
 
 
@@ -95,8 +99,9 @@ def forecasts(panels: Mapping[str, Mapping[str, tuple[Runs, Runs]]], *, until_to
     with matplotlib.rc_context(_STYLE):
         figure, axes = _panels(len(panels))
         labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
+        every: list[list[_End]] = []
         for panel, (title, curves) in zip(axes, panels.items(), strict=True):
-            ends = []
+            ends: list[_End] = []
             for label, (measured, predicted) in curves.items():
                 colour, marker = _looks(labels, label)
                 seen = sorted(measured)
@@ -111,7 +116,8 @@ def forecasts(panels: Mapping[str, Mapping[str, tuple[Runs, Runs]]], *, until_to
             panel.axvline(until_tokens, color=_GREY, linewidth=0.8, linestyle=":")
             panel.set_title(title, loc="left")
             _token_axis(panel, sorted({count for measured, _ in curves.values() for count in measured}))
-            _label_ends(panel, ends)
+            every.append(ends)
+        _label_ends(axes, every)
         axes[0].set_ylabel(what)
         return figure
 
@@ -229,21 +235,14 @@ def _token_axis(axes: Axes, tokens: Sequence[int]) -> None:
     axes.set_xlabel("D_l (tokens, log scale)")
 
 
-def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, tuple[float, float, float, float]]]) -> None:
-    """Writes each label beside the end of its curve, pushed apart where they would overlap."""
-    axes.margins(x=0.06, y=0.08)
-    low, high = axes.get_ylim()
-    gap = _LABEL_GAP * (high - low)
-    placed: float | None = None
-    for x, y, label, colour in sorted(ends, key=lambda end: end[1]):
-        placed = y if placed is None else max(y, placed + gap)
-        axes.annotate(
-            label,
-            (x, y),
-            xytext=(x * (axes.get_xlim()[1] / axes.get_xlim()[0]) ** 0.03, placed),
-            color=colour,
-            va="center",
-            fontweight="bold",
-            fontsize=8,
-            annotation_clip=False,
-        )
+def _label_ends(panels: Sequence[Axes], ends: Sequence[Sequence[_End]]) -> None:
+    """Writes each label beside the end of its curve, pushed up where two would overlap; panels share their scale."""
+    for axes in panels:
+        axes.margins(x=0.06, y=0.08)
+    for axes, labels in zip(panels, ends, strict=True):
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        free = low
+        for x, y, label, colour in sorted(labels, key=lambda end: end[1]):
+            at = max(y, free)
+            free = at + _LABEL_GAP * (high - low)
+            axes.text(x * (right / left) ** 0.03, at, label, color=colour, va="center", fontweight="bold", fontsize=8)
