@@ -1,10 +1,10 @@
 """Merging checkpoints beside mergekit 0.1.5, on the same four Llama folders.
 
-``python -m benchmarks.merging [--json] [--mergekit-python PYTHON]``; without a Python that has mergekit, an environment
-of its own is made in a temporary folder. Every merge is a process of its own, one thread; the two take turns, and the
-better of each one's rounds counts. Seconds are CPU time and memory is the kernel's peak of resident memory, both of the
-whole process; `merge_cpu_s` and `merge_peak_bytes` leave out what the imports took.
-`anonymous_peak_bytes` leaves out pages of files too, which mergekit maps and which the kernel could drop: sampled.
+``python -m benchmarks.merging [--json] [--rounds N] [--mergekit-python PYTHON]``; without a Python that has mergekit,
+an environment of its own is made in a temporary folder. Every merge is a process of its own, one thread; the two take
+turns, and the better of each one's rounds counts. Seconds are CPU time and memory is the kernel's peak of resident
+memory, both of the whole process; `merge_cpu_s` and `merge_peak_bytes` leave out what the imports took.
+`anonymous_peak_bytes`, sampled, also leaves out pages of files, which mergekit maps and the kernel could drop.
 
 mergekit does its arithmetic in the checkpoints' own type unless told otherwise; "math" names that type. Where the rules
 agree (linear and ties; its dare rescales by an L1 norm), the two results are compared number by number.
@@ -33,7 +33,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 MERGEKIT = "mergekit==0.1.5"
 CHECKPOINTS = 4
 DENSITY = 0.5
-ROUNDS = 2
 #: (stored type, mergekit's method, the type that it calculates in)
 CASES = (
     ("float32", "linear", "float32"),
@@ -152,7 +151,7 @@ def run_once(python: str, imports: str, task: dict[str, Any], figures: Path) -> 
     )
 
 
-def compare(root: Path, case: tuple[str, str, str], mergekit_python: str) -> Comparison:
+def compare(root: Path, case: tuple[str, str, str], mergekit_python: str, rounds: int) -> Comparison:
     stored, method, math = case
     sources = [str(root / stored / str(index)) for index in range(CHECKPOINTS)]
     ours = {
@@ -163,7 +162,7 @@ def compare(root: Path, case: tuple[str, str, str], mergekit_python: str) -> Com
     }
     theirs = {"mergekit": _mergekit_config(sources, stored, method, math), "out": str(root / "theirs")}
     costs: dict[str, list[Cost]] = {"ours": [], "theirs": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         costs["ours"].append(run_once(sys.executable, _OURS, ours, root / "figures.json"))
         costs["theirs"].append(run_once(mergekit_python, _THEIRS, theirs, root / "figures.json"))
     numbers, largest, differing = _differences(root / "ours", root / "theirs")
@@ -242,6 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--mergekit-python", help="a Python that has mergekit; else one is made")
+    parser.add_argument("--rounds", type=int, default=2, help="merges of each kind, of which the better counts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -249,7 +249,10 @@ def main() -> None:
         root = Path(folder)
         python = options.mergekit_python or _mergekit_python(root)
         make_checkpoints(root)
-        found = [compare(root, case, python) for case in CASES]
+        found = []
+        for case in CASES:
+            found.append(compare(root, case, python, options.rounds))
+            print(*case, file=sys.stderr)
     result = {
         "versions": {
             "python": platform.python_version(),
