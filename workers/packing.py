@@ -258,8 +258,10 @@ def _filled_lengths(packing: DocumentPacking) -> Ints:
     if not size:
         return np.zeros(0, dtype=np.int64)
     ends = _laid_out(packing, 0, 0).ends
-    borders = np.union1d(ends[ends < size], np.arange(packing.seq_len, size + 1, packing.seq_len))
-    return np.diff(borders, prepend=0)
+    borders = np.concatenate([ends[ends < size], np.arange(packing.seq_len, size + 1, packing.seq_len)])
+    borders.sort(kind="stable")  # two sorted runs: merged, not sorted
+    lengths = np.diff(borders, prepend=0)
+    return lengths[lengths > 0]
 
 
 def _turns(full_length_share: float | None) -> Turns | None:
