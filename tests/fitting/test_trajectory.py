@@ -47,6 +47,33 @@ def test_reference_from_complete_trajectories_helps_a_noisy_prefix() -> None:
     assert errors[1.0] < errors[0.0]
 
 
+def test_forecast_has_the_interval_that_other_trajectories_missed_theirs_by() -> None:
+    held = 0
+    for seed in range(20):
+        others = [trajectory(0.002, amplitude=24 + 2 * k, seed=1000 + 10 * seed + k) for k in range(7)]
+        ahead = forecast(trajectory(0.002, seed=500 + seed), until_tokens=40e8, others=others)
+        assert ahead.interval is not None
+        assert ahead.warnings == ()
+        held += ahead.interval.low <= 30 * 120e8**-0.2 + 1.7 <= ahead.interval.high
+    assert 15 <= held <= 20  # 18 expected
+
+
+def test_forecast_beyond_the_rows_goes_where_the_others_went() -> None:
+    others = [trajectory(0.001, amplitude=a, seed=int(a)) for a in (20.0, 25.0, 30.0, 35.0, 40.0)]
+    running = trajectory(0.001, seed=77)
+    ahead = forecast(running.subset(running.long_tokens <= 40e8), until_tokens=40e8, others=others)
+    assert ahead.later is None
+    assert ahead.final == pytest.approx(30 * 120e8**-0.2 + 1.7, abs=0.02)
+    assert ahead.interval is not None
+    assert ahead.interval.low < 30 * 120e8**-0.2 + 1.7 < ahead.interval.high
+
+
+def test_forecast_of_one_trajectory_says_that_it_has_no_interval() -> None:
+    ahead = forecast(trajectory(0.002), until_tokens=40e8)
+    assert ahead.interval is None
+    assert ahead.warnings == ("no interval: it takes 5 other trajectories that go on, have 0",)
+
+
 def test_forecast_of_a_finished_trajectory_has_nothing_to_judge() -> None:
     ahead = forecast(trajectory(), until_tokens=1e12)
     assert (ahead.later, ahead.carried, ahead.final_error_percent) == (None, None, None)
