@@ -54,6 +54,11 @@ class _Commands(LazyGroup):
         "fit": LazyCommand(
             module="longlaw.fit_command", attribute="fit_command", help="Fit the law to a table, without any service."
         ),
+        "measure": LazyCommand(
+            module="longlaw.measure_command",
+            attribute="measure_command",
+            help="Measure LongPPL of a Hugging Face model, without any service.",
+        ),
         "merge": LazyCommand(
             module="longlaw.merge_command",
             attribute="merge_command",

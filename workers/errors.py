@@ -14,7 +14,8 @@ WorkerError
 ├── StoreError              a store at a URL cannot be opened, read or written
 ├── CorpusError             a corpus cannot be built, found or verified
 ├── ReferenceModelError     the reference model cannot be loaded or does not fit the documents
-└── ProbeError              a probe or a task cannot be made at the length asked for, or not with this model
+└── MeasurementError        a model cannot be measured: its losses are no numbers, its positions end too early
+    └── ProbeError          a probe or a task cannot be made at the length asked for, or not with this model
 """
 
 from __future__ import annotations
@@ -111,5 +112,9 @@ class ReferenceModelError(WorkerError):
     """The reference model cannot be loaded, or cannot score the documents."""
 
 
-class ProbeError(WorkerError):
+class MeasurementError(WorkerError):
+    """A model cannot be measured on these documents."""
+
+
+class ProbeError(MeasurementError):
     """A probe's prompts cannot be made as asked for, or the model does not show what the probe looks at."""

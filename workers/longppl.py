@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from workers.checkpoint import verify
 from workers.corpus import Corpus, open_corpus, tokenizer_hash
 from workers.documents import evaluation_windows, retokenized
-from workers.errors import CorpusError, DivergedError, ModelMismatchError
+from workers.errors import CorpusError, DivergedError, MeasurementError
 from workers.key_tokens import Mask
 from workers.merge import merge
 from workers.model import load_weights, open_model
@@ -73,7 +73,7 @@ def measure(
     *,
     corpus: Corpus,
     store: Path,
-    step: int = 0,
+    step: int | None = None,
     tokenizer: Tokenizer | None = None,
     batch_tokens: int = BATCH_TOKENS,
     report: Report = unreported,
@@ -84,13 +84,13 @@ def measure(
     is not scored.
 
     Args:
-        step: Named if the model has diverged.
+        step: That of a snapshot, named if it has diverged.
         tokenizer: The model's own, if not the corpus's: each window's text is put into its tokens, and key tokens are
             carried over by the characters that they cover. Local context, if asked for, is counted in its tokens too.
         batch_tokens: Changes memory and speed only.
 
     Raises:
-        ModelMismatchError: if the model cannot take windows of this length.
+        MeasurementError: if the model cannot take windows of this length, or its losses are not finite.
         CorpusError, ReferenceModelError, DivergedError: as `evaluate` does.
     """
     if tokenizer is not None and tokenizer_hash(tokenizer) == corpus.manifest.tokenizer:
@@ -117,6 +117,8 @@ def measure(
     scores = score_documents(full, selected, local)
     worst = sum(score.all_sum + (score.key_local_sum or 0.0) for score in scores)
     if not math.isfinite(worst):
+        if step is None:
+            raise MeasurementError(f"the model's losses are no finite numbers; their sum is {worst}")
         raise DivergedError(step=step, loss=worst)
     return pool(scores)
 
@@ -209,7 +211,7 @@ def _check_positions(model: Any, length: int) -> None:
     """Rotations go on for ever, if not well; a table of positions ends."""
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and positions < length and not getattr(model.config, "rope_parameters", None):
-        raise ModelMismatchError(f"the model has {positions} positions, documents are up to {length} tokens long")
+        raise MeasurementError(f"the model has {positions} positions, documents are up to {length} tokens long")
 
 
 def _total(losses: Losses, mask: Mask) -> tuple[float, int]:

@@ -62,17 +62,19 @@ class HuggingFaceReference:
         ]
 
 
-def load_model(folder: Path) -> tuple[Any, Tokenizer]:
-    """The causal language model of a folder, on a GPU where there is one, and its tokenizer.
+def load_model(folder: Path, *, tokenizer_file: Path | None = None) -> tuple[Any, Tokenizer]:
+    """The causal language model of a folder, on a GPU where there is one, and its tokenizer, from the same folder or
+    from `tokenizer_file`.
 
     Raises:
         ReferenceModelError: if a file is missing or unreadable, weights are incomplete, the vocabulary is too small for
             the tokenizer, or the model changes its logits after the head.
     """
+    file = tokenizer_file or folder / "tokenizer.json"
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # `tokenizers` raises bare Exception
-        raise ReferenceModelError(f"{folder / 'tokenizer.json'} is missing or unreadable: {error}") from error
+        raise ReferenceModelError(f"{file} is missing or unreadable: {error}") from error
     model = _load_weights(folder)
     vocab_size, known = model.get_output_embeddings().weight.shape[0], tokenizer.get_vocab_size()
     if vocab_size < known:
