@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeVar
 
-from orchestrator.budgets import Budget, parse_budget, rounding_problem
+from orchestrator.budgets import parse_budget, rounding_problem
 from orchestrator.errors import Problem
 from orchestrator.grid_problems import pointer
 from orchestrator.recipe import (
@@ -230,19 +229,14 @@ def _phases(
             message = "the last phase is open and has no until" if last else "is required: where the next phase begins"
             places.note("long", "stages", message, number, "until")
         elif until is not None:
-            start_step = _border(parse_budget(until), n_params, tokens_per_step, tolerance, places, number)
-    for number, (before, after) in enumerate(pairwise(phases)):
-        if after.start_step <= before.start_step:
-            message = f"must lie above the phase before, step {before.start_step}, not at step {after.start_step}"
-            places.note("long", "stages", message, number, "until")
+            begun, tokens = start_step, parse_budget(until).tokens_for(n_params)
+            start_step = steps_for(tokens, tokens_per_step)
+            if misfit := rounding_problem(tokens, tokens_per_step, tolerance):
+                places.note("long", "stages", misfit, number, "until")
+            elif start_step <= begun:
+                message = f"must lie above the phase before, step {begun}, not at step {start_step}"
+                places.note("long", "stages", message, number, "until")
     return phases
-
-
-def _border(until: Budget, n_params: int, tokens_per_step: int, tolerance: float, places: _Places, number: int) -> int:
-    tokens = until.tokens_for(n_params)
-    if message := rounding_problem(tokens, tokens_per_step, tolerance):
-        places.note("long", "stages", message, number, "until")
-    return steps_for(tokens, tokens_per_step)
 
 
 def _has_rope(phase: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from orchestrator.budgets import parse_real, shown
 from orchestrator.fields import Count, Flag, Label, Natural, Positive, Ratio, Real, Settings, Share, TokenBudget
@@ -109,6 +109,8 @@ def resolve_rope(
         return base, Yarn(factor=factor, original_positions=length)
     if head_dim is None:
         raise ValueError("ntk needs the width of a head: give head_dim under the scale's model")
+    if head_dim < 4:
+        raise ValueError(f"ntk needs heads at least 4 wide, not {head_dim}")
     return ntk_base(base, factor, head_dim), None
 
 
@@ -215,7 +217,14 @@ class LongSettings(StageSettings):
     start_rate: StartRate | None = None
     optimizer_state: OptimizerState | None = None
     rope: RopeSettings | None = None
-    stages: Annotated[tuple[PhaseSettings, ...], Field(min_length=2)] | None = None
+    stages: tuple[PhaseSettings, ...] | None = None
+
+    @field_validator("stages")
+    @classmethod
+    def _several(cls, stages: tuple[PhaseSettings, ...] | None) -> tuple[PhaseSettings, ...] | None:
+        if stages is not None and len(stages) < 2:
+            raise ValueError("needs at least 2 phases; one is the long stage itself")
+        return stages
 
     @model_validator(mode="after")
     def _one_rope(self) -> Self:
