@@ -1,9 +1,11 @@
-"""Training speed of the quick-start's models, and the same updates by Hugging Face's Trainer.
+"""Training speed and memory beside Hugging Face's own.
 
-``python -m benchmarks.training [--json]`` builds a small corpus in a temporary folder and prints. Tokens per CPU second
-on one thread: machines are shared, and the quick-start gives each training process one thread. Both trainers get the
-same model, the same sequences, the same optimizer and clipping, and take turns; the median update counts, without the
-first ones of each run. `hf_trainer_ratio` is our speed over the Trainer's.
+``python -m benchmarks.training [--json] [--no-memory]`` builds a small corpus in a temporary folder and prints. Speed: the
+quick-start's models and one of width 512, the same updates by Hugging Face's Trainer. Tokens per CPU second on one
+thread: machines are shared, and the quick-start gives each training process one thread. Both trainers get the same
+model, the same sequences, the same optimizer and clipping, and take turns; the median update counts, without the first
+ones of each run. `hf_trainer_ratio` is our speed over the Trainer's; above the rows stands the lowest one of the
+quick-start's models. Memory: `benchmarks.training_memory`.
 """
 
 import argparse
@@ -24,19 +26,34 @@ from rich.table import Table
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from workers import order
-from workers import train as training
 from workers.corpus import Corpus, open_corpus
 from workers.corpus_build import build_corpus
 from workers.corpus_sources import TorchSource
-from workers.model import build_model
+from workers.mixture import open_training_data
+from workers.model import open_model
 from workers.spec import AdamW, DataMix, ModelShape, Segment, SegmentRun, ShortStage
 from workers.train import train
 
-WIDTHS = (32, 64, 96)
 LENGTHS = (128, 1024)
 TOKENS_PER_STEP = 1024
-ROUNDS, STEPS, WARM_UP = 4, 20, 3
+WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """How wide a model is and how long it is timed."""
+
+    width: int
+    rounds: int
+    steps: int
+
+
+MICRO_SIZES = (
+    Size(width=32, rounds=6, steps=20),
+    Size(width=64, rounds=6, steps=20),
+    Size(width=96, rounds=6, steps=20),
+)
+LARGE_SIZE = Size(width=512, rounds=3, steps=6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,34 +70,33 @@ class Timing:
 
 
 class _Sequences(Dataset[dict[str, torch.Tensor]]):
-    def __init__(self, corpus: Corpus, segment: Segment, steps: int) -> None:
-        tokens = corpus.tokens("short")
-        self._rows = [
-            torch.from_numpy(row)
-            for step in range(steps)
-            for row in order.batch(tokens, segment.stage, seed=segment.seed, step=step)
-        ]
+    def __init__(self, store: Path, segment: Segment, steps: int) -> None:
+        stage = segment.stage
+        data = open_training_data(store, stage.data, seq_len=stage.seq_len)
+        self._rows = torch.from_numpy(
+            data.batch(seed=segment.seed, first=0, count=steps * stage.batch_sequences).inputs
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        # Trainer shifts labels itself: the window's last token is a target alone and has no place here.
-        row = self._rows[index][:-1]
+        # Trainer shifts labels itself: the window's last target has no place here.
+        row = self._rows[index]
         return {"input_ids": row, "labels": row}
 
 
-def measure(store: Path, corpus: Corpus, width: int, seq_len: int) -> Timing:
+def measure(store: Path, corpus: Corpus, size: Size, seq_len: int) -> Timing:
     """Times both trainers on one model and one sequence length."""
-    segment = _segment(corpus, width, seq_len)
+    segment = _segment(corpus, size.width, seq_len)
     ours: list[float] = []
     theirs: list[float] = []
-    for number in range(ROUNDS):
-        ours += _our_updates(store, segment, number)
-        theirs += _hugging_face_updates(store, corpus, segment)
+    for number in range(size.rounds):
+        ours += _our_updates(store, segment, number, size.steps)
+        theirs += _hugging_face_updates(store, corpus, segment, size.steps)
     ours_s, theirs_s = statistics.median(ours), statistics.median(theirs)
     return Timing(
-        model=f"d{width}",
+        model=f"d{size.width}",
         n_params=segment.shape.n_params,
         seq_len=seq_len,
         ms_per_step=1e3 * ours_s,
@@ -114,12 +130,12 @@ def _segment(corpus: Corpus, width: int, seq_len: int) -> Segment:
     return Segment(kind="short_trunk", parent=None, shape=shape, stage=stage, seed=0)
 
 
-def _our_updates(store: Path, segment: Segment, number: int) -> list[float]:
+def _our_updates(store: Path, segment: Segment, number: int, steps: int) -> list[float]:
     root = store / f"round-{number}-{segment.id}"
     root.mkdir()
     (root / "corpora").symlink_to(store / "corpora")
     ends: list[float] = []
-    run = SegmentRun(segment=segment, start=None, save_steps=(STEPS,))
+    run = SegmentRun(segment=segment, start=None, save_steps=(steps,))
     for _ in train(run, store=root, on_progress=lambda _: ends.append(time.process_time())):
         pass
     return [end - begin for begin, end in pairwise(ends)][WARM_UP:]
@@ -133,19 +149,19 @@ class _Ends(TrainerCallback):  # type: ignore[misc]
         self.ends.append(time.process_time())
 
 
-def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment) -> list[float]:
-    stage = segment.stage
+def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment, steps: int) -> list[float]:
+    stage, optimizer = segment.stage, AdamW(beta2=0.98)
     arguments = TrainingArguments(
         output_dir=str(store / "trainer"),
-        max_steps=STEPS,
+        max_steps=steps,
         per_device_train_batch_size=stage.batch_sequences,
         learning_rate=0.001,
         lr_scheduler_type="constant",
         optim="adamw_torch_fused",
-        adam_beta1=stage.optimizer.beta1,
-        adam_beta2=stage.optimizer.beta2,
-        weight_decay=stage.optimizer.weight_decay,
-        max_grad_norm=stage.optimizer.clip_norm,
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.clip_norm,
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
@@ -154,9 +170,11 @@ def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment) -> list
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
     )
-    model = build_model(segment.shape, rope_base=stage.rope_base, max_positions=stage.seq_len, seed=segment.seed)
+    model = open_model(
+        segment.shape, rope_base=stage.rope_base, max_positions=stage.seq_len, store=store, seed=segment.seed
+    )
     callback = _Ends()
-    sequences = _Sequences(corpus, segment, STEPS)
+    sequences = _Sequences(store, segment, STEPS)
     trainer = Trainer(model=model, args=arguments, train_dataset=sequences, callbacks=[callback])
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -164,28 +182,38 @@ def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment) -> list
 
 
 def main() -> None:
-    """Print the timings as a table, or as JSON."""
+    """Print the measurements as tables, or as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    as_json = parser.parse_args().json
+    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which needs 8 GB")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    training._PROGRESS_EVERY_S = 0.0  # every update is timed
+    health.PROGRESS_EVERY_S = 0.0  # every update is timed
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder)
         manifest = build_corpus(TorchSource(), store=store, name="benchmark", max_bytes=500_000)
         corpus = open_corpus(store, manifest.hash)
-        timings = [measure(store, corpus, width, length) for width in WIDTHS for length in LENGTHS]
-    if as_json:
+        micro = [measure(store, corpus, size, length) for size in MICRO_SIZES for length in LENGTHS]
+        large = [measure(store, corpus, LARGE_SIZE, length) for length in LENGTHS]
+    peaks = [] if arguments.no_memory else training_memory.measure_all()
+    if arguments.json:
         versions = {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "accelerate": accelerate.__version__,
         }
-        print(json.dumps({"versions": versions, "timings": [asdict(timing) for timing in timings]}, indent=2))
+        found = {
+            "versions": versions,
+            "hf_trainer_ratio": min(timing.hf_trainer_ratio for timing in micro),
+            "hf_trainer_ratio_d512": min(timing.hf_trainer_ratio for timing in large),
+            "timings": [asdict(timing) for timing in (*micro, *large)],
+            "memory": [asdict(peak) for peak in peaks],
+        }
+        print(json.dumps(found, indent=2))
         return
     shown = Table("model", "N", "length", "ms a step", "tokens/CPU-s", "Trainer's", "ratio")
-    for timing in timings:
+    for timing in (*micro, *large):
         shown.add_row(
             timing.model,
             f"{timing.n_params:,}",
@@ -196,6 +224,16 @@ def main() -> None:
             f"{timing.hf_trainer_ratio:.2f}",
         )
     Console().print(shown)
+    memory = Table("step", "tokens", "vocabulary", "before, MB", "peak, MB")
+    for peak in peaks:
+        memory.add_row(
+            peak.step,
+            f"{peak.tokens:,}",
+            f"{peak.vocab_size:,}",
+            f"{peak.before_bytes / 1e6:,.0f}",
+            f"{peak.peak_bytes / 1e6:,.0f}",
+        )
+    Console().print(memory)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from workers.errors import CorpusError
-from workers.spec import LongStage, ShortStage
 
 #: Lengths of natural runs and of copied spans, in tokens, both ends included.
 NATURAL_RUN = (6, 39)
@@ -95,27 +93,6 @@ class Turns:
         period, turn = divmod(position, len(self.sources))
         source = int(self.sources[turn])
         return source, period * int(self.per_period[source]) + int(self.ranks[turn])
-
-
-def batch(tokens: npt.NDArray[Any], stage: ShortStage | LongStage, *, seed: int, step: int) -> npt.NDArray[np.int64]:
-    """The sequences of update `step` of a stage, int64 of shape (batch_sequences, seq_len + 1).
-
-    Inputs are `[:, :-1]`, targets `[:, 1:]`; nothing is padded, so every input counts as one token of the budget.
-
-    Raises:
-        CorpusError: if the stream is shorter than one window.
-    """
-    length = stage.seq_len
-    count = window_count(len(tokens), length)
-    if count < 1:
-        raise CorpusError(f"the {stage.data.split} split has {len(tokens)} tokens: a window needs {length + 1}")
-    out = np.empty((stage.batch_sequences, length + 1), dtype=np.int64)
-    for row, position in zip(out, range(step * len(out), (step + 1) * len(out)), strict=True):
-        begin = sequence_index(seed, position, count) * length
-        row[:] = tokens[begin : begin + length + 1]
-        if stage.data.copied_spans:
-            insert_copied_spans([row], seq_len=length, share=stage.data.copied_spans, seed=seed, position=position)
-    return out
 
 
 def insert_copied_spans(

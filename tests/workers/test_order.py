@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.workers.tiny_training import long_stage, short_stage
@@ -15,17 +16,30 @@ from workers.errors import CorpusError
 from workers.order import (
     COPIED_SPAN,
     NATURAL_RUN,
-    batch,
     insert_copied_spans,
     sequence_index,
     window_count,
 )
-from workers.spec import ShortStage
+from workers.packing import Documents, StreamPacking
+from workers.spec import LongStage, ShortStage
 
 #: Every token of this stream tells its own place.
 STREAM = np.arange(32 * 50 + 1, dtype=np.uint16)
 NATURAL = short_stage("corpus", copied_spans=0.0)
 MIXED = short_stage("corpus", copied_spans=0.5)
+
+
+def batch(
+    tokens: npt.NDArray[np.uint16], stage: ShortStage | LongStage, *, seed: int, step: int
+) -> npt.NDArray[np.int64]:
+    """The sequences of an update over one document and its end: inputs and the last target."""
+    one = Documents(begins=np.zeros(1, dtype=np.int64), lengths=np.array([len(tokens) - 1]))
+    packing = StreamPacking.of(one, seq_len=stage.seq_len)
+    rows = [
+        packing.read(tokens, seed=seed, position=position, copied_spans=stage.data.copied_spans)
+        for position in range(step * stage.batch_sequences, (step + 1) * stage.batch_sequences)
+    ]
+    return np.stack([np.append(row.inputs, row.targets[-1]) for row in rows])
 
 
 def test_every_epoch_visits_each_window_once_and_a_resume_continues_the_order() -> None:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from tests.workers.child_processes import fork_server, train_run
 from tests.workers.tiny_training import SHAPE, long_stage, segment_of, short_stage, somewhere, tiny_corpus
-from workers import checkpoint, health, order
+from workers import checkpoint, health
 from workers.corpus import open_corpus
 from workers.errors import (
     CheckpointCorruptError,
@@ -26,6 +26,7 @@ from workers.errors import (
     DivergedError,
     SegmentRunError,
 )
+from workers.mixture import open_training_data
 from workers.model import build_model, load_weights
 from workers.results import Checkpoint, TrainProgress
 from workers.spec import (
@@ -223,12 +224,11 @@ def test_long_stage_rotates_with_its_own_base_and_sees_its_own_split(store: Path
     config = json.loads((store / found.path / checkpoint.CONFIG).read_text())
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e5}
     assert found.stage_tokens == 64
-    tokens = open_corpus(store, corpus).tokens("long")
-    sequences = torch.from_numpy(order.batch(tokens, segment.stage, seed=5, step=0))
+    batch = open_training_data(store, segment.stage.data, seq_len=64).batch(seed=5, first=0, count=1)
     model = build_model(SHAPE, rope_base=1e5, max_positions=64, seed=0)
     load_weights(model, checkpoint.read_weights(store / begin.path))
-    logits = model(input_ids=sequences[:, :-1]).logits
-    expected = F.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten())
+    logits = model(input_ids=torch.from_numpy(batch.inputs)).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.targets).flatten())
     assert found.mean_loss == pytest.approx(expected.item(), rel=1e-5)
 
 
