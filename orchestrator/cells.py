@@ -142,7 +142,7 @@ def _blocks(
         )
     for index, cell in enumerate(grid.cells):
         at, scale = pointer("cells", index), scales[cell.scale]
-        short = budget_list(cell.short_tokens, cell.scale, at=f"{at}/short_tokens") if cell.short_tokens else []
+        short = budget_list(cell.short_tokens, cell.scale, at=f"{at}/short_tokens")
         short_seeds = _distinct(cell.seeds.short, f"{at}/seeds/short", warnings) if cell.seeds.short else seeds[0]
         long = budget_list(cell.long_tokens, cell.scale, at=f"{at}/long_tokens")
         rules = (cell.rules, f"{at}/rules") if cell.rules is not None else (grid.rules, "/rules")

@@ -64,9 +64,13 @@ def _of_scale(
     problems: list[Problem],
 ) -> Iterator[AskedFollowUp]:
     scale = cells[0].scale
-    (rule,) = rules_in_steps(grid, scale, (settings.start,), f"{at}/from", problems, []).values() or (None,)
-    if rule is None:
+    misfits: list[Problem] = []
+    rules = rules_in_steps(grid, scale, (settings.start,), f"{at}/from", misfits, [])
+    if misfits:  # told as of a list with one rule
+        place = f"{at}/from"
+        problems += [replace(found, pointer=place + found.pointer.removeprefix(f"{place}/0")) for found in misfits]
         return
+    (rule,) = rules.values()
     stages: dict[int, LongStage | None] = {}
     for cell in _begun(settings, cells, at, problems):
         step = cell.place.long_steps

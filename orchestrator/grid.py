@@ -288,6 +288,8 @@ def parse_grid(document: object) -> Grid:
 
 def budget_list(budgets: Any, scale: str, *, at: str) -> list[tuple[str, Budget]]:
     """The budgets that a field gives to one scale, each with its JSON Pointer; `at` is the pointer of the field."""
+    if budgets is None:
+        return []
     if isinstance(budgets, Budget):
         return [(at, budgets)]
     if isinstance(budgets, Mapping):
