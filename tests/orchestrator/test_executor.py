@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from orchestrator.executor import RayExecutor
-from orchestrator.reports import FINAL, Failed, Progressed, Report, Saved, Stopped, Trained
+from orchestrator.reports import FINAL, Failed, Lost, Progressed, Report, Saved, Stopped, Trained
 from tests.workers.tiny_training import segment_of, short_stage
-from workers.spec import Segment, SegmentRun
+from workers.spec import Execution, Segment, SegmentRun
 
 
 def _run(segment: Segment, *save_steps: int) -> SegmentRun:
@@ -115,3 +115,56 @@ def test_frozen_worker_is_killed_after_the_grace_and_replaced(idle_workers: RayE
     idle_workers.stop(token)
     assert _reports_of(idle_workers, token) == [Stopped(token=token)]
     assert _gone(pid)
+
+
+def _together(segment: Segment, *save_steps: int) -> SegmentRun:
+    return SegmentRun(segment=segment, start=None, save_steps=save_steps, execution=Execution(processes=2))
+
+
+def _all_free(executor: RayExecutor, count: int) -> bool:
+    deadline_s = time.monotonic() + 120.0
+    while len(executor.free()) < count and time.monotonic() < deadline_s:
+        executor.poll(timeout_s=0.1)
+    return len(executor.free()) >= count
+
+
+def test_workers_that_train_together_report_once_and_are_free_together(
+    idle_workers: RayExecutor, corpus: str, store: Path
+) -> None:
+    assert _all_free(idle_workers, 2)
+    token, pids = uuid.uuid4(), idle_workers.pids()
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=3), 3, 6))
+    assert idle_workers.attempts() == (token,)
+    reports = _reports_of(idle_workers, token)
+    assert [type(report) for report in reports] == [Saved, Saved, Trained]
+    assert all((store / report.checkpoint.path).is_dir() for report in reports if isinstance(report, Saved))
+    assert _all_free(idle_workers, 2)
+    assert idle_workers.pids() == pids
+    again = uuid.uuid4()
+    idle_workers.launch(("worker-2", "worker-1"), again, _together(_trunk(corpus, seed=4), 2))
+    assert isinstance(_reports_of(idle_workers, again)[-1], Trained)
+
+
+def test_together_they_stop_at_the_same_checkpoint(idle_workers: RayExecutor, corpus: str) -> None:
+    assert _all_free(idle_workers, 2)
+    token, pids = uuid.uuid4(), idle_workers.pids()
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=5), *range(1, 2000)))
+    idle_workers.stop(token)
+    assert isinstance(_reports_of(idle_workers, token)[-1], Stopped)
+    assert _all_free(idle_workers, 2)
+    assert idle_workers.pids() == pids
+
+
+def test_attempt_has_one_end_when_one_of_its_processes_dies(idle_workers: RayExecutor, corpus: str) -> None:
+    assert _all_free(idle_workers, 2)
+    token, pids = uuid.uuid4(), idle_workers.pids()
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=6), 1, 100_000))
+    while not any(isinstance(item.report, Saved) for item in idle_workers.poll(timeout_s=0.1)):
+        pass
+    os.kill(pids["worker-2"], signal.SIGKILL)
+    *_, last = _reports_of(idle_workers, token)
+    assert isinstance(last, Lost)
+    assert "worker-2" in last.reason
+    assert _gone(pids["worker-1"])
+    assert _all_free(idle_workers, 2)
+    assert set(idle_workers.pids().values()).isdisjoint(pids.values())
