@@ -67,7 +67,8 @@ def run_probes(
     Args:
         model: A Hugging Face causal language model.
         tokenizer: The model's.
-        windows: The evaluation documents that `probe_set.documents` names (`workers.documents.evaluation_windows`).
+        windows: The evaluation documents that `probe_set.documents` names (`workers.documents.evaluation_windows`), in
+            the model's tokens (`workers.documents.retokenized` where those are not the corpus's).
         beginning_id: Put before every prompt; as in LongPPL, not before the documents of `PositionLoss`.
         batch_tokens: Changes memory and speed only.
 
@@ -81,20 +82,23 @@ def run_probes(
     metrics: list[Metric] = []
     for done, probe in enumerate(probe_set.probes):
         report(probe.kind, done, len(probe_set.probes))
-        match probe:
-            case PositionLoss():
-                metrics += _position_loss(model, tokenizer, probe, windows, batch_tokens)
-            case Passkey():
-                metrics += _passkey(model, probe, haystack, probe_set.seed, batch_tokens)
-            case NeedleLoss():
-                metrics += _needle_loss(model, probe, haystack, probe_set.seed, batch_tokens)
-            case RetrievalHeads():
-                metrics += _retrieval_heads(model, probe, haystack, probe_set.seed)
-            case Ruler():
-                texts = [window.text for window in windows]
-                metrics += run_ruler(
-                    model, tokenizer, probe, texts=texts, seed=probe_set.seed, beginning_id=beginning_id
-                )
+        try:
+            match probe:
+                case PositionLoss():
+                    metrics += _position_loss(model, probe, windows, batch_tokens)
+                case Passkey():
+                    metrics += _passkey(model, probe, haystack, probe_set.seed, batch_tokens)
+                case NeedleLoss():
+                    metrics += _needle_loss(model, probe, haystack, probe_set.seed, batch_tokens)
+                case RetrievalHeads():
+                    metrics += _retrieval_heads(model, probe, haystack, probe_set.seed)
+                case Ruler():
+                    texts = [window.text for window in windows]
+                    metrics += run_ruler(
+                        model, tokenizer, probe, texts=texts, seed=probe_set.seed, beginning_id=beginning_id
+                    )
+        except ProbeError as error:
+            raise ProbeError(f"probes[{done}] ({probe.kind}): {error}") from error
     report("done", len(probe_set.probes), len(probe_set.probes))
     return tuple(metrics)
 
@@ -111,12 +115,9 @@ def position_bins(n_tokens: int, bins_per_doubling: int) -> tuple[tuple[int, int
     return tuple(itertools.pairwise(edges))
 
 
-def _position_loss(
-    model: Any, tokenizer: Tokenizer, probe: PositionLoss, windows: Sequence[Window], batch_tokens: int
-) -> list[Metric]:
+def _position_loss(model: Any, probe: PositionLoss, windows: Sequence[Window], batch_tokens: int) -> list[Metric]:
     """A bin holds the same documents as every other: they are looked at as far as the shortest of them reaches."""
-    encodings = tokenizer.encode_batch([window.text for window in windows], add_special_tokens=False)
-    documents = [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+    documents = [window.tokens for window in windows]
     reach = min(map(len, documents))
     losses = full_losses(model, [ids[:reach] for ids in documents], batch_tokens=batch_tokens)
     table = np.stack(losses).astype(np.float64)
@@ -198,7 +199,7 @@ def _retrieval_heads(model: Any, probe: RetrievalHeads, haystack: Haystack, seed
     scores = head_scores(model, prompts)
     unknown = [label for label in probe.tracked if label not in scores]
     if unknown:
-        raise ProbeError(f"retrieval_heads.tracked: the model has no head {', '.join(unknown)}")
+        raise ProbeError(f"tracked: the model has no head {', '.join(unknown)}")
     count = sum(len(prompt.ids) - prompt.answer for prompt in prompts)
     found = [label for label, value in scores.items() if value > probe.threshold]
     place: dict[str, Any] = {"count": count, "length": probe.length}

@@ -50,20 +50,17 @@ class Prompt:
 
 
 class Haystack:
-    """The text of evaluation windows, one after another and round again, as tokens of the evaluated model."""
+    """The tokens of evaluation windows, one after another and round again; needles are put into tokens as they are."""
 
     def __init__(self, windows: Sequence[Window], tokenizer: Tokenizer, *, beginning_id: int | None = None) -> None:
         """`beginning_id` is put before every prompt."""
         self._tokenizer = tokenizer
         self._lead = [] if beginning_id is None else [beginning_id]
-        ids: list[Ids] = []
-        begins_line: list[npt.NDArray[np.bool_]] = []
-        for window in windows:
-            encoding = tokenizer.encode(window.text, add_special_tokens=False)
-            ids.append(np.array(encoding.ids, dtype=np.int64))
-            starts = [start for start, _ in encoding.offsets]
-            begins_line.append(np.array([start == 0 or window.text[start - 1] == "\n" for start in starts], dtype=bool))
-        self._ids, self._begins_line = np.concatenate(ids), np.concatenate(begins_line)
+        self._ids = np.concatenate([window.tokens for window in windows])
+        self._begins_line = np.array(
+            [start == 0 or window.text[start - 1] == "\n" for window in windows for start, _ in window.spans.tolist()],
+            dtype=bool,
+        )
         if not len(self._ids):
             raise ProbeError("the evaluation documents hold no text to hide needles in")
 
