@@ -78,6 +78,7 @@ def _segment(planned: PlannedSegment) -> dict[str, Any]:
 
 def _evaluation(evaluation: PlannedEvaluation) -> dict[str, Any]:
     rule = evaluation.snapshot.rule
+    shares = {"decay": rule.decay, "density": rule.density}
     return {
         "key": evaluation.key,
         "scale": evaluation.scale,
@@ -88,7 +89,12 @@ def _evaluation(evaluation: PlannedEvaluation) -> dict[str, Any]:
         "long_seed": evaluation.long_seed,
         "segment": evaluation.snapshot.segment,
         "step": evaluation.snapshot.step,
-        "rule": {"name": rule.name, "m": rule.m, "spacing_steps": rule.spacing_steps},
+        "rule": {
+            "name": rule.name,
+            "m": rule.m,
+            "spacing_steps": rule.spacing_steps,
+            **{name: value for name, value in shares.items() if value is not None},
+        },
         "asked": evaluation.asked,
         "state": evaluation.state,
         "flops": float(evaluation.flops),

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.cells import asked_cells
 from orchestrator.errors import GridError
 from orchestrator.grid import parse_grid
+from orchestrator.plan_document import plan_document
 from tests.orchestrator.small_grid import LONG_STEP, small_document, small_plan
 from workers.spec import ObservationRule
 
@@ -66,6 +67,14 @@ def test_every_rule_is_named_with_all_its_parameters_and_counted_in_steps() -> N
 def test_rules_that_differ_in_one_parameter_are_series_of_their_own() -> None:
     rules = [{"name": "ema", "decay": decay, **EVERY_2_STEPS} for decay in (0.1, 0.5, 0.9)]
     assert len(small_plan(rules=rules).series) == 3
+
+
+def test_a_plan_tells_each_rules_parameters() -> None:
+    rules = [{"name": "raw"}, {"name": "ema", "decay": 0.9, **EVERY_2_STEPS}]
+    document = plan_document(small_plan(rules=rules, product_scales=["a"]))
+    shown = [evaluation["rule"] for evaluation in document["evaluations_detail"]]
+    assert {"name": "raw", "m": 1, "spacing_steps": 0} in shown
+    assert {"name": "ema", "m": 0, "spacing_steps": 2, "decay": 0.9} in shown
 
 
 def test_the_pool_is_every_spacing_back_from_the_cell_and_ends_before_the_short_stage() -> None:
