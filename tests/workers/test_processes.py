@@ -105,6 +105,17 @@ def home_with(store: Path, home: Path, found: Checkpoint, other: Path) -> Path:
     return other
 
 
+def test_shards_keep_documents_apart_as_the_whole_does(store: Path, trunk: Segment, tmp_path: Path) -> None:
+    data = dataclasses.replace(trunk.stage.data, packing="documents")
+    segment = dataclasses.replace(trunk, stage=dataclasses.replace(trunk.stage, data=data))
+    (tmp_path / "one").mkdir()
+    found = list(train(run_of(segment), store=elsewhere(store, tmp_path / "one")))
+    (tmp_path / "two").mkdir()
+    run = run_of(segment, processes=2, sharding="shard", micro_batch_tokens=64, recompute_activations=True)
+    ends = together(run, elsewhere(store, tmp_path / "two"))
+    assert losses_of(ends[0]) == pytest.approx(losses_of(found), rel=1e-5)
+
+
 def test_one_process_with_four_micro_batches_trains_the_same(
     store: Path, trunk: Segment, alone: list[Checkpoint], tmp_path: Path
 ) -> None:
