@@ -22,7 +22,7 @@ def _commands() -> list[str]:
     for page in PAGES:
         text = page.read_text()
         blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-        lines = [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
+        lines = [line.partition("  #")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         spans = re.findall(r"`(?:docker compose run [^`]* worker )?(longlaw [^`]+)`", text)
         for line in [*lines, *spans]:
             for part in line.split("&&"):

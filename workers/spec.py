@@ -201,9 +201,9 @@ class DataMix:
 
     `packing` "stream" cuts the split into windows that may cross documents, as one text. "documents" keeps documents
     apart: positions start anew with each and attention never crosses from one to another. Documents shorter than
-    `min_document_tokens` are left out. `full_length_share`, with packing "documents", is the share of sequences that
-    are one document from the first token to the last; the others are filled with shorter ones. `blended` sources take
-    their shares of the tokens, the main source what they leave.
+    `min_document_tokens` are left out. `full_length_share`, with packing "documents", is the share of the main source's
+    sequences that are one document from the first token to the last; the others are filled with shorter ones. `blended`
+    sources take their shares of the tokens, the main source what they leave. Shares have at most four decimals.
     """
 
     corpus: str
