@@ -75,24 +75,28 @@ class Turns:
             raise CorpusError(
                 f"shares {', '.join(map(str, shares))}: they must be positive, of at most four decimals, and sum to 1"
             )
-        weights = [int(share) for share in exact]
-        slack = max(1, 2 * len(weights) - 2)
-        counts = [0] * len(weights)
-        sources = np.empty(SHARE_UNIT, dtype=np.int64)
-        ranks = np.empty(SHARE_UNIT, dtype=np.int64)
-        for turn in range(SHARE_UNIT):
-            behind = [weight * (turn + 1) - count * SHARE_UNIT for weight, count in zip(weights, counts, strict=True)]
-            due = [index for index, lag in enumerate(behind) if slack * lag >= SHARE_UNIT]
-            chosen = min(due, key=lambda index: ((slack - 1) * SHARE_UNIT - slack * behind[index]) / weights[index])
-            sources[turn], ranks[turn] = chosen, counts[chosen]
-            counts[chosen] += 1
-        return cls(sources=sources, ranks=ranks, per_period=np.asarray(counts))
+        return _turns(tuple(int(share) for share in exact))
 
     def at(self, position: int) -> tuple[int, int]:
         """The source whose turn `position` is, and how many turns it had before."""
         period, turn = divmod(position, len(self.sources))
         source = int(self.sources[turn])
         return source, period * int(self.per_period[source]) + int(self.ranks[turn])
+
+
+@lru_cache(maxsize=32)
+def _turns(weights: tuple[int, ...]) -> Turns:
+    slack = max(1, 2 * len(weights) - 2)
+    counts = [0] * len(weights)
+    sources = np.empty(SHARE_UNIT, dtype=np.int64)
+    ranks = np.empty(SHARE_UNIT, dtype=np.int64)
+    for turn in range(SHARE_UNIT):
+        behind = [weight * (turn + 1) - count * SHARE_UNIT for weight, count in zip(weights, counts, strict=True)]
+        due = [index for index, lag in enumerate(behind) if slack * lag >= SHARE_UNIT]
+        chosen = min(due, key=lambda index: ((slack - 1) * SHARE_UNIT - slack * behind[index]) / weights[index])
+        sources[turn], ranks[turn] = chosen, counts[chosen]
+        counts[chosen] += 1
+    return Turns(sources=sources, ranks=ranks, per_period=np.asarray(counts))
 
 
 def insert_copied_spans(

@@ -52,7 +52,7 @@ def mix(store: Path, *, share: float = 0.3, **options: object) -> DataMix:
 
 
 @given(weights=st.lists(st.integers(1, 400), min_size=1, max_size=8))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_every_source_is_within_one_sequence_of_its_share_after_any_number(weights: list[int]) -> None:
     weights[0] += SHARE_UNIT - sum(weights)
     turns = Turns.of([weight / SHARE_UNIT for weight in weights])
