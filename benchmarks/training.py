@@ -1,10 +1,10 @@
 """Training speed and memory beside Hugging Face's own.
 
-``python -m benchmarks.training [--json] [--no-memory]`` builds a small corpus in a temporary folder and prints. Speed: the
-quick-start's models and one of width 512, the same updates by Hugging Face's Trainer. Tokens per CPU second on one
+``python -m benchmarks.training [--json] [--no-memory]`` builds a small corpus in a temporary folder and prints. Speed:
+the quick-start's models and one of width 512, the same updates by Hugging Face's Trainer. Tokens per CPU second on one
 thread: machines are shared, and the quick-start gives each training process one thread. Both trainers get the same
 model, the same sequences, the same optimizer and clipping, and take turns; the median update counts, without the first
-ones of each run. `hf_trainer_ratio` is our speed over the Trainer's; above the rows stands the lowest one of the
+ones of each run. `hf_trainer_ratio` is our speed over the Trainer's; the one above the rows is the lowest of the
 quick-start's models. Memory: `benchmarks.training_memory`.
 """
 
@@ -26,6 +26,8 @@ from rich.table import Table
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from benchmarks import training_memory
+from workers import health
 from workers.corpus import Corpus, open_corpus
 from workers.corpus_build import build_corpus
 from workers.corpus_sources import TorchSource
@@ -93,7 +95,7 @@ def measure(store: Path, corpus: Corpus, size: Size, seq_len: int) -> Timing:
     theirs: list[float] = []
     for number in range(size.rounds):
         ours += _our_updates(store, segment, number, size.steps)
-        theirs += _hugging_face_updates(store, corpus, segment, size.steps)
+        theirs += _hugging_face_updates(store, segment, size.steps)
     ours_s, theirs_s = statistics.median(ours), statistics.median(theirs)
     return Timing(
         model=f"d{size.width}",
@@ -149,7 +151,7 @@ class _Ends(TrainerCallback):  # type: ignore[misc]
         self.ends.append(time.process_time())
 
 
-def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment, steps: int) -> list[float]:
+def _hugging_face_updates(store: Path, segment: Segment, steps: int) -> list[float]:
     stage, optimizer = segment.stage, AdamW(beta2=0.98)
     arguments = TrainingArguments(
         output_dir=str(store / "trainer"),
@@ -174,7 +176,7 @@ def _hugging_face_updates(store: Path, corpus: Corpus, segment: Segment, steps: 
         segment.shape, rope_base=stage.rope_base, max_positions=stage.seq_len, store=store, seed=segment.seed
     )
     callback = _Ends()
-    sequences = _Sequences(store, segment, STEPS)
+    sequences = _Sequences(store, segment, steps)
     trainer = Trainer(model=model, args=arguments, train_dataset=sequences, callbacks=[callback])
     trainer.remove_callback(PrinterCallback)
     trainer.train()
