@@ -63,7 +63,7 @@ def _show(planned: Plan, console: Console) -> None:
     rate = f"at {planned.gpu_flops:.3g} FLOP/s, {planned.gpu_utilisation:.0%} of it reached"
     hours = f"{planned.gpu_hours:,.0f}" if planned.gpu_hours >= 100 else f"{planned.gpu_hours:.3g}"
     totals.add_row("GPU-hours", hours, rate)
-    totals.add_row("checkpoints", _bytes(planned.checkpoint_bytes), "weights and AdamW moments, float32")
+    totals.add_row("checkpoints", _bytes(planned.checkpoint_bytes), "weights and optimizer moments, float32")
 
     scales = Table(box=None, pad_edge=False)
     for column in ("scale", "N", "cells", "tokens to train", "/ N", "if independent", "/ N"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from workers.spec import Evaluator, FolderModel, ModelShape
+from workers.spec import AdamW, Evaluator, FolderModel, ModelShape, Muon
 
-#: Weights and AdamW's two moments, float32 each.
-BYTES_PER_PARAM = 3 * 4
+_BYTES = 4  # float32
 
 
-def checkpoint_bytes(shape: ModelShape | FolderModel) -> int:
-    """Bytes of one checkpoint, embeddings included; tokenizer, data cursor and random state are negligible."""
-    return BYTES_PER_PARAM * (shape.n_params + shape.embedding_params)
+def checkpoint_bytes(shape: ModelShape | FolderModel, optimizer: AdamW | Muon) -> int:
+    """Bytes of one checkpoint: weights and the optimizer's moments, two of AdamW and one of Muon.
+
+    Muon has the matrices inside the layers, which are N but for its norms; state and manifest are negligible.
+    """
+    moments = 1 if isinstance(optimizer, Muon) else 2
+    return _BYTES * ((1 + moments) * shape.n_params + 3 * shape.embedding_params)
 
 
 def evaluation_flops(shape: ModelShape | FolderModel, evaluator: Evaluator) -> int:

@@ -7,6 +7,7 @@ D_s, and the constant-rate long stage. A linear decay depends on its horizon, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.cells import AskedCell, asked_cells
@@ -169,7 +170,7 @@ class _Planner:
             cells=cells,
             per_scale=self._per_scale(segments, cells),
             tokens_train=sum(segment.tokens_train for segment in segments),
-            tokens_independent=sum(self._tokens_alone(cell) for cell in cells),
+            tokens_independent=sum(self._tokens_alone(cell) for cell in cells) + _follow_up_tokens(segments),
             train_flops=train_flops,
             evaluation_flops=measuring_flops,
             checkpoint_bytes=sum(segment.checkpoint_bytes for segment in segments),
@@ -329,10 +330,20 @@ class _Planner:
                 n_params=next(cell.n_params for cell in cells if cell.scale == name),
                 cells=sum(cell.scale == name for cell in cells),
                 tokens_train=sum(segment.tokens_train for segment in segments if segment.scale == name),
-                tokens_independent=sum(self._tokens_alone(cell) for cell in cells if cell.scale == name),
+                tokens_independent=sum(self._tokens_alone(cell) for cell in cells if cell.scale == name)
+                + _follow_up_tokens([segment for segment in segments if segment.scale == name]),
             )
             for name in names
         )
+
+
+def _follow_up_tokens(segments: Sequence[PlannedSegment]) -> int:
+    """Tokens of all follow-up stages, which nothing shares."""
+    return sum(
+        planned.segment.stage_tokens(planned.segment.horizon_steps or 0)
+        for planned in segments
+        if planned.segment.kind == "follow_up"
+    )
 
 
 def _without_digest(evaluator: Evaluator) -> bool:

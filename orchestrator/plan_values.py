@@ -163,7 +163,7 @@ class Plan:
     """The least training that covers a grid, beside what is known. Parents stand before their children in `segments`.
 
     `evaluator` measures the cells; `evaluators` are all, those of follow-up stages included. `tokens_independent` is
-    the price of training every cell by itself, from scratch or from its folder, without follow-up stages. Operations
+    the price of training every cell by itself, from scratch or from its folder, and each follow-up stage. Operations
     are exact integers and may exceed 64 bits; those of a reference model's own passes are not known here and not
     counted.
     """

@@ -152,6 +152,7 @@ class ReferenceSettings(Settings):
 class DocumentSettings(Settings):
     count: Count
     length: Annotated[Count, Field(ge=2)]
+    min_length: Annotated[Count, Field(ge=2)] | None = None
     corpus: Label | None = None
 
 
@@ -307,7 +308,10 @@ def resolve_evaluator(evaluation: EvaluationSettings, recipe: Recipe) -> Evaluat
     return Evaluator(
         reference=Reference(kind=reference.kind, path=reference.path, digest=digest),
         documents=EvaluationDocuments(
-            corpus=documents.corpus or recipe.corpus, count=documents.count, length=documents.length
+            corpus=documents.corpus or recipe.corpus,
+            count=documents.count,
+            length=documents.length,
+            min_length=documents.min_length,
         ),
         chunking=Chunking(length=chunking.length, stride=chunking.stride, mode=chunking.mode),
         gain_threshold=evaluation.gain_threshold,

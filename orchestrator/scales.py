@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -167,6 +167,8 @@ def resolve_scale(
         resolved = [Phase(start_step=0, stage=stage_of(settings))]
     else:
         resolved = _phases(settings, phases, shape.n_params, stage_of, tolerance, places)
+    how = execution_of(execution, scale.execution)
+    _check_execution(how, name, [*([short] if short is not None else []), *(p.stage for p in resolved)], problems)
     return ResolvedScale(
         name=name,
         shape=shape,
@@ -174,8 +176,22 @@ def resolve_scale(
         phases=tuple(resolved),
         short_tokens_seen=scale.short_tokens_seen if isinstance(scale, FolderScale) else None,
         head_dim=head_dim,
-        execution=execution_of(execution, scale.execution),
+        execution=how,
     )
+
+
+def _check_execution(
+    how: Execution, name: str, stages: Sequence[ShortStage | LongStage], problems: list[Problem]
+) -> None:
+    """Every process takes whole sequences, the same number of each batch."""
+    for stage in stages:
+        at = pointer("scales", name, "execution")
+        if stage.batch_sequences % how.processes:
+            message = f"{how.processes} processes do not divide a batch of {stage.batch_sequences} sequences"
+            problems.append(Problem(pointer=at, message=message))
+        elif how.micro_batch_tokens is not None and how.micro_batch_tokens < stage.seq_len:
+            message = f"micro_batch_tokens {how.micro_batch_tokens:,} do not hold a sequence of {stage.seq_len:,}"
+            problems.append(Problem(pointer=at, message=message))
 
 
 def _short_stage(scale: ShapeScale, recipe: Recipe, places: _Places) -> ShortStage:

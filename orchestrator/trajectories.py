@@ -73,7 +73,7 @@ class Draft:
             missing_steps=tuple(missing),
             tokens_train=tokens,
             flops=tokens * shape.train_flops_per_token(stage.seq_len),
-            checkpoint_bytes=len(missing) * checkpoint_bytes(shape),
+            checkpoint_bytes=len(missing) * checkpoint_bytes(shape, stage.optimizer),
             cells=self.cells,
             execution=self.execution,
         )

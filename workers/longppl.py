@@ -63,7 +63,8 @@ def snapshot_model(run: EvaluationRun | ProbeRun, *, store: Path, max_positions:
     model = open_model(
         run.shape, rope_base=run.rope_base, max_positions=max_positions, store=store, seed=0, yarn=run.yarn
     )
-    load_weights(model, merge([verify(store, source) for source in run.sources], run.snapshot.rule))
+    if run.sources:  # else a folder's model as it came
+        load_weights(model, merge([verify(store, source) for source in run.sources], run.snapshot.rule))
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -56,6 +56,7 @@ def test_a_follow_up_goes_on_from_the_largest_budget_of_each_trajectory() -> Non
     assert stage.start_rate == parse_grid(document()).resolve("a").long.start_rate  # type: ignore[union-attr]
     assert stage.data == longs[0].segment.stage.data
     assert planned.tokens_train == planned_with().tokens_train + 2 * 6 * 32
+    assert planned.tokens_independent == planned_with().tokens_independent + 2 * 6 * 32
 
 
 def test_its_end_is_measured_and_belongs_to_no_series() -> None:

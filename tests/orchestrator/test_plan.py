@@ -13,7 +13,17 @@ from orchestrator.grid import parse_grid
 from orchestrator.plan import plan
 from orchestrator.plan_values import Known, KnownSegment, Plan, PlannedSegment
 from tests.orchestrator.small_grid import LONG_STEP, SHORT_STEP, known_after, small_document, small_plan
-from workers.spec import CheckpointRef, Chunking, EvaluationDocuments, Evaluator, ModelShape, ObservationRule, Reference
+from workers.spec import (
+    AdamW,
+    CheckpointRef,
+    Chunking,
+    EvaluationDocuments,
+    Evaluator,
+    ModelShape,
+    Muon,
+    ObservationRule,
+    Reference,
+)
 
 LAST_3 = {"name": "last_m", "m": 3, "spacing": 2 * LONG_STEP}
 
@@ -282,8 +292,13 @@ def test_the_short_context_gap_is_priced_as_chunks() -> None:
 
 def test_untied_embeddings_are_stored_twice() -> None:
     shape = ModelShape(layers=1, width=4, heads=2, kv_heads=2, ffn_width=8, vocab_size=32)
-    assert checkpoint_bytes(shape) == 12 * (172 + 128)
-    assert checkpoint_bytes(dataclasses.replace(shape, tied_embeddings=False)) == 12 * (172 + 256)
+    assert checkpoint_bytes(shape, AdamW()) == 12 * (172 + 128)
+    assert checkpoint_bytes(dataclasses.replace(shape, tied_embeddings=False), AdamW()) == 12 * (172 + 256)
+
+
+def test_muon_keeps_one_moment_of_what_is_its() -> None:
+    shape = ModelShape(layers=1, width=4, heads=2, kv_heads=2, ffn_width=8, vocab_size=32)
+    assert checkpoint_bytes(shape, Muon(rate_ratio=10.0)) == 4 * (2 * 172 + 3 * 128)
 
 
 def test_large_counts_neither_wrap_nor_round() -> None:

@@ -152,12 +152,21 @@ def test_the_shape_of_a_decay_belongs_to_linear_decay_alone() -> None:
 
 
 def test_execution_is_provenance_and_no_identity() -> None:
-    document = small_document(execution={"processes": 4, "sharding": "shard"})
-    document["scales"]["b"]["execution"] = {"processes": 8, "micro_batch_tokens": 16, "recompute_activations": True}
+    document = small_document(execution={"sharding": "shard"})
+    document["scales"]["b"]["execution"] = {"micro_batch_tokens": 16, "recompute_activations": True}
     planned = plan(parse_grid(document))
     assert [s.id for s in planned.segments] == [s.id for s in small_plan().segments]
-    assert {s.execution for s in planned.segments if s.scale == "a"} == {Execution(processes=4, sharding="shard")}
+    assert {s.execution for s in planned.segments if s.scale == "a"} == {Execution(sharding="shard")}
     assert {s.execution for s in planned.segments if s.scale == "b"} == {
-        Execution(processes=8, sharding="shard", micro_batch_tokens=16, recompute_activations=True)
+        Execution(sharding="shard", micro_batch_tokens=16, recompute_activations=True)
     }
     assert {s.execution for s in small_plan().segments} == {Execution()}
+
+
+def test_processes_and_micro_batches_take_whole_sequences() -> None:
+    assert (
+        "2 processes do not divide a batch of 1"
+        in messages(small_document(execution={"processes": 2}))["/scales/a/execution"]
+    )
+    found = messages(small_document(execution={"micro_batch_tokens": 15}))
+    assert found["/scales/b/execution"] == "micro_batch_tokens 15 do not hold a sequence of 16"
