@@ -75,6 +75,28 @@ def test_totals_exceed_32_bits_and_operations_64_bits(name: str) -> None:
     assert whole.flops > 2**63
 
 
+def test_phases_and_follow_ups_cost_their_tokens_once() -> None:
+    """Trunk 400, decays 10 + 30 + 50, three long stages of 50 and from each a raw and a merged extension of 5.
+
+    Independent: 15 cells of on average 270 + 30, and six extensions of 5.
+    """
+    whole = planned("progressive-stages")
+    for row in whole.per_scale:
+        assert row.tokens_train == pytest.approx((490 + 150 + 30) * row.n_params, rel=1e-3)
+        assert row.tokens_independent == pytest.approx((15 * 300 + 30) * row.n_params, rel=1e-3)
+    longs = [s.segment.stage for s in whole.segments if s.segment.kind == "long_constant"]
+    assert {stage.tokens_per_step for stage in longs} == {2**22}
+    assert {(stage.seq_len, stage.rope_base) for stage in longs} == {
+        (2**12, 1e4),
+        (2**15, 1e6),
+        (2**16, 1e6),
+        (2**17, 5e6),
+        (2**18, 1e7),
+    }
+    assert {stage.data.full_length_share for stage in longs} == {0.75}
+    assert len(whole.evaluations) == len(whole.cells) + 3 * 3 * 2
+
+
 @pytest.mark.parametrize(("name", "cells", "segments"), [("quickstart", 36, 21), ("tiny", 8, 10)])
 def test_the_small_grids_plan(name: str, cells: int, segments: int) -> None:
     """quickstart: 3 scales x (1 trunk + 3 decays + 3 long); tiny: 2 scales x (1 + 2 + 2)."""
