@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from database.events import record_event
+from database.measures import record_metrics, record_points
 from database.models import Attempt, Checkpoint, Evaluation, Segment
 from database.observations import record_observations
 from database.work import close_segment, fail_orphans, missing_saves, promote
@@ -95,6 +96,7 @@ def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: results.Ch
     if inserted is None:
         _note_conflicting_checkpoint(session, checkpoint)
         return True
+    record_points(session, row.key, checkpoint.health)
     attempt.progress_step = checkpoint.ref.step
     if row.state == "RUNNING":
         row.infrastructure_failures = 0
@@ -147,6 +149,7 @@ def record_evaluation(session: Session, token: uuid.UUID, evaluation: results.Ev
     row.key_gap = evaluation.key_gap
     row.key_count, row.short_count, row.all_count = evaluation.key_count, evaluation.short_count, evaluation.all_count
     row.documents = [asdict(document) for document in evaluation.documents]
+    record_metrics(session, row.id, evaluation.metrics)
     record_event(session, "evaluation_succeeded", row.key, scale=row.scale, log_longppl=evaluation.log_longppl)
     session.flush()
     record_observations(session, evaluation_key=row.key)

@@ -268,6 +268,42 @@ class Evaluation(Base):
     )
 
 
+class TrainingPoint(Base):
+    """How training went at one step of a segment; their number is bounded (`database.measures`)."""
+
+    __tablename__ = "training_points"
+    segment_key: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    loss: Mapped[float]
+    gradient_norm: Mapped[float]
+    learning_rate: Mapped[float]
+    tokens_per_s: Mapped[float]
+    mfu: Mapped[float | None]
+    __table_args__ = (
+        CheckConstraint("step > 0", name="step"),
+        CheckConstraint(_finite("loss"), name="loss"),
+    )
+
+
+class Metric(Base):
+    """One number of a probe, as `workers.results.Metric` has it."""
+
+    __tablename__ = "metrics"
+    id: Mapped[int] = _id()
+    evaluation_id: Mapped[int] = mapped_column(ForeignKey("evaluations.id"), index=True)
+    name: Mapped[str]
+    value: Mapped[float]
+    count: Mapped[int]
+    length: Mapped[int | None]
+    depth: Mapped[float | None]
+    label: Mapped[str | None]
+    __table_args__ = (
+        CheckConstraint("count > 0", name="count"),
+        CheckConstraint(_finite("value"), name="value"),
+        CheckConstraint("length > 0 AND depth BETWEEN 0 AND 1", name="place"),
+    )
+
+
 class EvaluationSource(Base):
     """A checkpoint that an evaluation's snapshot is merged from."""
 

@@ -254,6 +254,41 @@ def test_held_out_rows_are_predicted_and_judged_but_not_fitted(session: Session)
     assert row.explanation
 
 
+def test_rows_without_short_tokens_are_named_and_left_out(session: Session) -> None:
+    series_id = add_series(session)
+    unknown = [
+        Observation(
+            series_id=series_id,
+            scale="released",
+            n_params=8_000_000_000,
+            long_tokens=number * 1_000_000_000,
+            short_seed=0,
+            long_seed=0,
+            cluster="model:d",
+            y=1.0 / number,
+            source="run",
+        )
+        for number in range(1, 11)
+    ]
+    session.add_all(unknown)
+    session.flush()
+    assert queue_fits(session, debounce_s=0) == 0  # ten points, and none that this law could use
+    add_observations(session, series_id)
+    assert queue_fits(session, debounce_s=0) == 1
+    job = claim_fit(session)
+    assert job is not None
+    result = fit_job(replace(job, bootstrap=0))
+    assert store_fit(session, job.fit_id, result)
+    session.expire_all()
+    row = session.get_one(Fit, job.fit_id)
+    assert (row.n_observations, row.n_params_max) == (36, 126_000_000.0)
+    assert "10 observations are left out" in str(row.explanation)
+    uses = session.scalars(select(FitObservation).where(FitObservation.role == "excluded")).all()
+    assert {use.observation_id for use in uses} == {item.id for item in unknown}
+    assert all("D_s" in (use.reason or "") and use.predicted is None for use in uses)
+    assert queue_fits(session, debounce_s=0) == 0
+
+
 def test_only_a_running_fit_can_be_ended(session: Session) -> None:
     series_id = add_series(session)
     add_observations(session, series_id)

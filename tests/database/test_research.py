@@ -1,5 +1,6 @@
 """The read contract is what docs/sql.md says, for a role that may read and nothing else."""
 
+import dataclasses
 import datetime as dt
 import re
 import uuid
@@ -11,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
+from database.measures import record_metrics, record_points
 from database.models import Attempt, Checkpoint, GridSegment, Segment
 from database.progress import cell_states
 from tests.database.seeding import (
@@ -25,6 +27,7 @@ from tests.database.seeding import (
     points,
     segment,
 )
+from workers.results import HealthPoint, Metric
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
 PROMISED = {
@@ -91,10 +94,18 @@ def test_reader_runs_every_example_of_the_page_on_real_rows(session: Session) ->
     add_fit(session, series_id)
     add_fit(session, series_id, holdout="scale=S3", bootstrap=0)
     add_cell(session, add_grid(session), series_id, ["e"])
-    session.add_all([evaluation("e", state="SUCCEEDED"), evaluation("short", state="SUCCEEDED", long_tokens=0)])
+    measured = evaluation("e", state="SUCCEEDED")
+    session.add_all([measured, evaluation("short", state="SUCCEEDED", long_tokens=0), segment("segment")])
+    session.flush()
+    record_points(
+        session,
+        "segment",
+        [HealthPoint(step=step, loss=3.0, gradient_norm=1.0, learning_rate=0.01, tokens_per_s=1e4) for step in (5, 10)],
+    )
+    record_metrics(session, measured.id, [Metric(name="passkey_accuracy", value=0.5, count=10, length=64, depth=0.5)])
     session.flush()
     session.execute(text("SET LOCAL ROLE longlaw_reader"))
-    assert [len(_all(session, example)) for example in EXAMPLES] == [1, 20, 1, 10, 1, 1]
+    assert [len(_all(session, example)) for example in EXAMPLES] == [1, 20, 1, 10, 1, 1, 2, 1]
 
 
 def test_reader_sees_no_table_and_writes_nothing(session: Session) -> None:
