@@ -1,6 +1,5 @@
 """The read contract is what docs/sql.md says, for a role that may read and nothing else."""
 
-import dataclasses
 import datetime as dt
 import re
 import uuid
