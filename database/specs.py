@@ -10,9 +10,10 @@ import typing
 from collections.abc import Hashable, Set
 from typing import Any, TypeVar
 
+from workers.probe_spec import ProbeSet
 from workers.spec import Evaluator, Execution, ObservationRule, Segment, canonical_json
 
-Spec = Segment | Evaluator | ObservationRule | Execution
+Spec = Segment | Evaluator | ProbeSet | ObservationRule | Execution
 S = TypeVar("S")
 
 
@@ -27,9 +28,9 @@ def segment_from_json(document: dict[str, Any]) -> Segment:
     return _read(Segment, document)
 
 
-def evaluator_from_json(document: dict[str, Any]) -> Evaluator:
-    """The evaluator that `to_json` wrote."""
-    return _read(Evaluator, document)
+def evaluator_from_json(document: dict[str, Any]) -> Evaluator | ProbeSet:
+    """The evaluator, or the set of probes, that `to_json` wrote."""
+    return _read(ProbeSet, document) if "probes" in document else _read(Evaluator, document)
 
 
 def rule_from_json(document: dict[str, Any]) -> ObservationRule:

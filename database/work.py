@@ -25,6 +25,7 @@ from database.models import (
     SegmentSource,
 )
 from database.specs import evaluator_from_json, execution_from_json, rule_from_json, segment_from_json
+from workers.probe_spec import ProbeRun, ProbeSet
 from workers.spec import CheckpointRef, EvaluationRun, LongStage, SegmentRun, Snapshot, StoredCheckpoint
 
 OPEN_STATES = ("PENDING", "READY", "RUNNING")
@@ -55,7 +56,7 @@ class ClaimedEvaluation:
     token: uuid.UUID
     key: str
     scale: str
-    run: EvaluationRun
+    run: EvaluationRun | ProbeRun
 
 
 def promote(session: Session, *, segment_key: str | None = None) -> int:
@@ -162,16 +163,29 @@ def claim_evaluation(
     ).one()
     spec = segment_from_json(segment.spec)
     snapshot = Snapshot(segment=row.segment_key, step=row.step, rule=rule_from_json(row.rule))
-    evaluator = session.get_one(Evaluator, row.evaluator_id)
+    sources = _sources(session, row.key)
+    evaluator = evaluator_from_json(session.get_one(Evaluator, row.evaluator_id).spec)
     stage = spec.stage
-    run = EvaluationRun(
-        snapshot=snapshot,
-        sources=_sources(session, row.key),
-        evaluator=evaluator_from_json(evaluator.spec),
-        shape=spec.shape,
-        rope_base=stage.rope_base,
-        yarn=stage.yarn if isinstance(stage, LongStage) else None,
-    )
+    yarn = stage.yarn if isinstance(stage, LongStage) else None
+    run: EvaluationRun | ProbeRun
+    if isinstance(evaluator, ProbeSet):
+        run = ProbeRun(
+            snapshot=snapshot,
+            sources=sources,
+            probe_set=evaluator,
+            shape=spec.shape,
+            rope_base=stage.rope_base,
+            yarn=yarn,
+        )
+    else:
+        run = EvaluationRun(
+            snapshot=snapshot,
+            sources=sources,
+            evaluator=evaluator,
+            shape=spec.shape,
+            rope_base=stage.rope_base,
+            yarn=yarn,
+        )
     row.state, row.reason, row.not_before = "RUNNING", None, None
     token = _open_attempt(session, evaluation_id=row.id, scheduler_id=scheduler_id, worker=worker, lease_s=lease_s)
     return ClaimedEvaluation(token=token, key=row.key, scale=row.scale, run=run)

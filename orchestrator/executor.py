@@ -21,6 +21,7 @@ from typing import Any, Self
 from orchestrator.ray_cluster import ray_cluster
 from orchestrator.ray_worker import Seat, Worker
 from orchestrator.reports import FINAL, Failed, Lost, Numbered, Progressed, Report, Stopped, WorkerReport
+from workers.probe_spec import ProbeRun
 from workers.spec import EvaluationRun, SegmentRun
 
 logger = logging.getLogger("longlaw.executor")
@@ -117,7 +118,7 @@ class RayExecutor:
         """Tokens of the attempts that are under way, or whose end is not settled yet."""
         return tuple(slot.token for slot in self._slots.values() if slot.token is not None and slot.leader is None)
 
-    def launch(self, workers: Sequence[str], token: uuid.UUID, run: SegmentRun | EvaluationRun) -> None:
+    def launch(self, workers: Sequence[str], token: uuid.UUID, run: SegmentRun | EvaluationRun | ProbeRun) -> None:
         """Begins `run` on free workers, as many as it asks for, under the attempt's `token`; the first one leads."""
         slots = [self._slots[worker] for worker in workers]
         if busy := [slot.name for slot in slots if not slot.ready or slot.token is not None]:

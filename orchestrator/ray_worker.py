@@ -23,7 +23,8 @@ from pathlib import Path
 
 from orchestrator.reports import Failed, Measured, Numbered, Progressed, Report, Saved, Stopped, Trained
 from workers.mirror import open_store
-from workers.results import TrainProgress
+from workers.probe_spec import ProbeRun
+from workers.results import TrainProgress, probed
 from workers.spec import EvaluationRun, SegmentRun
 
 _TRACEBACK_CHARS = 4_000
@@ -86,8 +87,8 @@ class Worker:
         """Begins to train `run`, alone or in a `seat`; raises RuntimeError while another attempt is under way."""
         self._start(token, lambda: self._train(token, run) if seat is None else self._train_together(token, run, seat))
 
-    def start_evaluation(self, token: uuid.UUID, run: EvaluationRun) -> None:
-        """Begins to measure `run`; raises RuntimeError while another attempt is under way."""
+    def start_evaluation(self, token: uuid.UUID, run: EvaluationRun | ProbeRun) -> None:
+        """Begins to measure or probe `run`; raises RuntimeError while another attempt is under way."""
         self._start(token, lambda: self._evaluate(token, run))
 
     def poll(self, received: int, wait_s: float) -> tuple[Numbered, ...]:
@@ -159,7 +160,11 @@ class Worker:
                 self._tell(Saved(token=token, checkpoint=checkpoint))
         return Trained(token=token) if reached == run.save_steps[-1] else Stopped(token=token)
 
-    def _evaluate(self, token: uuid.UUID, run: EvaluationRun) -> Report:
+    def _evaluate(self, token: uuid.UUID, run: EvaluationRun | ProbeRun) -> Report:
+        if isinstance(run, ProbeRun):
+            from workers.probes import evaluate_probes
+
+            return Measured(token=token, evaluation=probed(evaluate_probes(run, store=self._store)))
         from workers.longppl import evaluate
 
         return Measured(token=token, evaluation=evaluate(run, store=self._store))

@@ -105,3 +105,22 @@ class Evaluation:
     documents: tuple[DocumentScore, ...]
     reason: str | None = None
     metrics: tuple[Metric, ...] = ()
+
+
+def probed(metrics: tuple[Metric, ...]) -> Evaluation:
+    """What a set of probes found, as an evaluation without perplexities."""
+    return Evaluation(
+        log_longppl=None,
+        log_longppl_se=None,
+        log_shortppl=None,
+        log_shortppl_se=None,
+        log_ppl=None,
+        log_ppl_se=None,
+        key_gap=None,
+        key_count=0,
+        short_count=0,
+        all_count=0,
+        documents=(),
+        reason="probes only: no perplexity was asked for",
+        metrics=metrics,
+    )
