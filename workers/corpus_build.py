@@ -101,7 +101,7 @@ def build_corpus(
     if not NAME.fullmatch(name):
         raise CorpusError(f'corpus name "{name}": use letters, digits, ".", "_" and "-"')
     report = report or (lambda stage, done, total: None)
-    splits = _training_splits(source, max_bytes, long_share, 0.0 if held_out else held_out_share)
+    splits = _training_splits(source, max_bytes, long_share, None if held_out else held_out_share)
     if tokenizer_file is not None:
         tokenizer = load_tokenizer(tokenizer_file)
     elif source is not None:
@@ -125,13 +125,13 @@ def build_corpus(
 
 
 def _training_splits(
-    source: CorpusSource | None, max_bytes: int | None, long_share: float, held_out_share: float
+    source: CorpusSource | None, max_bytes: int | None, long_share: float, held_out_share: float | None
 ) -> dict[CorpusSplit, list[SourceDocument]]:
     """Documents of each split, without "held_out" where those come from elsewhere."""
     if source is None:
         return {"short": [], "long": []}
-    shares: dict[CorpusSplit, float] = {"short": 1 - long_share - held_out_share, "long": long_share}
-    if held_out_share:
+    shares: dict[CorpusSplit, float] = {"short": 1 - long_share - (held_out_share or 0.0), "long": long_share}
+    if held_out_share is not None:
         shares["held_out"] = held_out_share
     if not all(0 < share < 1 for share in shares.values()):
         raise CorpusError("long_share and held_out_share must be positive and leave something to the short stage")

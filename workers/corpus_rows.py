@@ -143,7 +143,7 @@ class _JsonLine:
             raise CorpusError(f"{where}: not JSON ({error})") from error
         found = value if isinstance(value, dict) else {}
         content, group = found.get(self.fields.content), None
-        if self.fields.ids and isinstance(content, list) and all(type(token) is int for token in content):
+        if self.fields.ids and isinstance(content, list) and all(_is_id(token) for token in content):
             content = np.asarray(content, dtype=np.int64)
         elif self.fields.ids or not isinstance(content, str):
             raise CorpusError(f'{where}: no {self.fields.wanted} in the field "{self.fields.content}"')
@@ -152,6 +152,10 @@ class _JsonLine:
             if not isinstance(group, str):
                 raise CorpusError(f'{where}: no name of a group in the field "{self.fields.group}"')
         return content, group
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
 
 
 def _size(content: Content) -> int:

@@ -228,6 +228,17 @@ def test_a_vocabulary_below_the_byte_alphabet_is_refused(folder: Path, tmp_path:
         build_corpus(FolderSource(path=folder), store=tmp_path / "store", name="texts", vocab_size=200)
 
 
+@pytest.mark.parametrize(("long_share", "held_out_share"), [(0.5, 0.5), (0.2, 0.0), (0.0, 0.2)])
+def test_shares_that_leave_a_split_empty_are_refused(
+    folder: Path, tmp_path: Path, long_share: float, held_out_share: float
+) -> None:
+    source = FolderSource(path=folder)
+    with pytest.raises(CorpusError, match="must be positive and leave something"):
+        build_corpus(
+            source, store=tmp_path / "store", name="texts", long_share=long_share, held_out_share=held_out_share
+        )
+
+
 def test_damage_is_found_when_the_corpus_is_opened(folder: Path, tmp_path: Path) -> None:
     corpus = built(folder, tmp_path / "store")
     tokens = (corpus.path / "short.bin").read_bytes()

@@ -26,7 +26,7 @@ def text(seed: int, size: int = 120) -> str:
     return "".join(draw.choice("abcdefgh ü\n") for _ in range(size))
 
 
-ROWS: list[dict[str, Any]] = [{"text": text(n), "repo": f"repo{n % 4}", "stars": n} for n in range(20)]
+ROWS: list[dict[str, Any]] = [{"text": text(n), "repo": f"repo{n % 4}", "stars": n, "ids": [n, 7]} for n in range(20)]
 
 
 def written(kind: str, folder: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
@@ -136,8 +136,8 @@ def test_one_file_is_a_source_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "row", "fields", "message"),
     [
-        ("parquet", {}, RowFields(text="body"), r'0\.parquet has no field "body"; it has: text, repo, stars'),
-        ("dataset", {}, RowFields(text="body"), r'dataset has no field "body"; it has: text, repo, stars'),
+        ("parquet", {}, RowFields(text="body"), r'0\.parquet has no field "body"; it has: text, repo, stars, ids'),
+        ("dataset", {}, RowFields(text="body"), r'dataset has no field "body"; it has: text, repo, stars, ids'),
         ("parquet", {}, RowFields(text="stars"), r'0\.parquet: the field "stars" holds int64, not text'),
         ("dataset", {}, RowFields(ids="text"), r'the field "text" holds string, not token ids'),
         ("parquet", {}, RowFields(group="stars"), r'the field "stars" holds int64, not names of groups'),
@@ -145,7 +145,8 @@ def test_one_file_is_a_source_too(tmp_path: Path) -> None:
         ("dataset", {"text": None}, RowFields(), r'dataset, row 7: no text in the field "text"'),
         ("parquet", {"repo": None}, RowFields(group="repo"), r'row 7: no name of a group in the field "repo"'),
         ("jsonl", {"repo": None}, RowFields(group="repo"), r'0\.jsonl, line 7: no name of a group in the field "repo"'),
-        ("jsonl", {"ids": [1, 2.5]}, RowFields(ids="ids"), r'0\.jsonl, line 1: no token ids in the field "ids"'),
+        ("jsonl", {"ids": [1, 2.5]}, RowFields(ids="ids"), r'0\.jsonl, line 7: no token ids in the field "ids"'),
+        ("jsonl", {"ids": [10**30]}, RowFields(ids="ids"), r"line 7: no token ids"),
         ("jsonl", {"text": 5}, RowFields(), r'0\.jsonl, line 7: no text in the field "text"'),
     ],
 )
