@@ -75,8 +75,9 @@ def weighted(sources: Sequence[Source], numel: int, *, weights: Sequence[float])
         if len(read) == 1:
             yield read[0][0](begin, end)
             continue
-        sum_ = torch.zeros(end - begin, dtype=torch.float64)
-        for source, weight in read:
+        (first, first_weight), *others = read
+        sum_ = first(begin, end).double().mul_(first_weight)
+        for source, weight in others:
             sum_.add_(source(begin, end).double(), alpha=weight)
         yield sum_.div_(total)
 
