@@ -25,7 +25,7 @@ from database.fits import (
     requeue_running_fits,
     store_fit,
 )
-from database.models import Evaluation, Event, Fit, FitObservation
+from database.models import Evaluation, Event, Fit, FitObservation, Observation
 from orchestrator.fit_job import fit_job
 from tests.database.seeding import (
     add_cell,

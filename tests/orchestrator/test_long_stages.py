@@ -22,7 +22,8 @@ from orchestrator.executor import RayExecutor
 from orchestrator.scheduler import Scheduler
 from orchestrator.scheduler_settings import SchedulerSettings
 from tests.conftest import MakeDatabase
-from tests.orchestrator.tiny_grid import LONG_STEP_TOKENS, SHAPE, submit_tiny, tiny_document
+from tests.orchestrator.tiny_grid import LONG_STEP_TOKENS, submit_tiny, tiny_document
+from tests.workers.tiny_training import SHAPE
 from workers.folder_model import add_model
 from workers.model import built_rope_base
 from workers.spec import LongStage
@@ -104,7 +105,8 @@ def test_everything_is_trained_and_measured(done: Engine) -> None:
         )
         assert set(session.scalars(select(Segment.state))) == {"SUCCEEDED"}
         assert set(session.scalars(select(Evaluation.state))) == {"SUCCEEDED"}
-        assert all(map(math.isfinite, session.scalars(select(Evaluation.log_longppl))))
+        values = session.scalars(select(Evaluation.log_longppl)).all()
+        assert all(value is not None and math.isfinite(value) for value in values)
 
 
 def test_tokens_of_phases_add_up_and_those_of_follow_ups_are_their_own(done: Engine) -> None:

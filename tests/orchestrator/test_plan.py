@@ -323,6 +323,7 @@ def single_steps(planned: Plan, protocol: str) -> dict[Step, int]:
     """Tokens by step, for the union of all cells' trajectories."""
     steps: dict[Step, int] = {}
     for cell in planned.cells:
+        assert cell.short_tokens is not None
         short, long = cell.short_tokens // SHORT_STEP, cell.long_tokens // LONG_STEP
         branch = short - decay_steps_for(short)
         root = (cell.scale, cell.short_seed)
@@ -414,6 +415,7 @@ def test_knowing_more_never_costs_more(one: dict[str, Any], other: dict[str, Any
 def test_realised_budgets_are_whole_steps_near_the_asked_ones() -> None:
     planned = small_plan(short_tokens=["90N"], long_tokens=["10.5N"], rounding_tolerance=0.1)
     for cell in planned.cells:
+        assert cell.short_tokens is not None
         assert cell.short_tokens % SHORT_STEP == cell.long_tokens % LONG_STEP == 0
         assert abs(cell.short_tokens - 90 * cell.n_params) <= SHORT_STEP / 2
         assert abs(cell.long_tokens - Fraction(21, 2) * cell.n_params) <= LONG_STEP / 2

@@ -70,8 +70,9 @@ def test_muon_has_one_weight_decay_and_adamw_beside_it() -> None:
     grid = parse_grid(with_long(optimizer=optimizer))
     expected = Muon(rate_ratio=20.0, momentum=0.9, weight_decay=0.2, adamw=AdamW(beta2=0.98, weight_decay=0.2))
     assert grid.resolve("a").long.optimizer == expected
-    assert grid.resolve("a").short is not None
-    assert grid.resolve("a").short.optimizer == AdamW()  # type: ignore[union-attr]
+    short = grid.resolve("a").short
+    assert short is not None
+    assert short.optimizer == AdamW()
     assert family_of(grid.recipe) != family_of(parse_grid(small_document()).recipe)
 
 
