@@ -262,24 +262,22 @@ def _groups(series: MeasuredSeries, other: MeasuredSeries) -> dict[str, tuple[li
 
 def _of_protocols(rule: str, found: Paired) -> str:
     higher = sum(value > 0 for value in found.by_place.values())
-    return (
-        f"`constant` under `{rule}` is higher than linear decay in {share(higher, len(found.by_place), 'cells')}; on "
-        f"average {_size(found)}."
-    )
+    cells = share(higher, len(found.by_place), "cells")
+    return f"`constant` under `{rule}` is higher than linear decay in {cells}; the mean difference is {_size(found)}."
 
 
 def _of_rule(rule: str, found: Paired) -> str:
     lower = sum(value < 0 for value in found.by_place.values())
-    return f"`{rule}` is lower than `raw` in {share(lower, len(found.by_place), 'cells')}; on average {_size(found)}."
+    cells = share(lower, len(found.by_place), "cells")
+    return f"`{rule}` is lower than `raw` in {cells}; the mean difference is {_size(found)}."
 
 
 def _size(found: Paired) -> str:
     """The mean difference, and whether it stands out from the spread of trajectories."""
+    size = f"{signed(found.mean, found.error)} nats"
     if found.error is None:
-        return f"by {signed(found.mean)} nats, from a single trajectory"
-    if abs(found.mean) <= 2 * found.error:
-        return f"the difference of {signed(found.mean)} nats is within two of its standard errors of zero"
-    return f"it differs by {signed(found.mean, found.error)} nats, more than two standard errors"
+        return f"{size}, from a single trajectory"
+    return f"{size}, {'within' if abs(found.mean) <= 2 * found.error else 'beyond'} two standard errors of zero"
 
 
 def _of_best(ranked: Sequence[MeasuredSeries]) -> list[str]:
@@ -288,7 +286,7 @@ def _of_best(ranked: Sequence[MeasuredSeries]) -> list[str]:
     found = paired(ranked[0], ranked[1])
     if found is None:
         return []
-    return [f"Between the two lowest, `{ranked[0].rule}` and `{ranked[1].rule}`, {_size(found)}."]
+    return [f"The two lowest, `{ranked[0].rule}` and `{ranked[1].rule}`, differ by {_size(found)}."]
 
 
 def _of_spacings(ranked: Sequence[MeasuredSeries]) -> list[str]:
@@ -299,7 +297,7 @@ def _of_spacings(ranked: Sequence[MeasuredSeries]) -> list[str]:
         for other in averages[place + 1 :]:
             same_m = one.rule.partition(",")[0] == other.rule.partition(",")[0]
             if same_m and (found := paired(one, other)) is not None:
-                sentences.append(f"Spacing: `{one.rule}` minus `{other.rule}`: {_size(found)}.")
+                sentences.append(f"Spacing: `{one.rule}` minus `{other.rule}` is {_size(found)}.")
     return sentences
 
 

@@ -17,13 +17,14 @@ from fitting.laws import LONG_CONTEXT, TRAJECTORY, VARIANTS, law_named
 from fitting.observations import Observations
 from fitting.predict import law_values
 from fitting.trajectory import forecast
-from fitting.values import Fit, FloatArray, Holdout, Reference
+from fitting.values import Fit, FloatArray, Holdout, Interval, Reference
 from longlaw import report_plots as plots
 from longlaw.report_data import MeasuredSeries, Measurement, Trajectory, observations_of
 from longlaw.report_measured import noise_of
 from longlaw.report_page import Block, Picture, Reading, Section, Table, absent, nats, percent, share, signed
 
 _CURVE_POINTS = 40
+_LEVEL = 0.9
 _LAWS = {law.name for law in VARIANTS}
 
 
@@ -115,11 +116,15 @@ class _Forecast:
     guided: Holdout | None
     line: Holdout
     carried: Holdout
+    last: float
+    interval: Interval | None
 
 
 def forecasts(series: MeasuredSeries) -> Section:
     """The law of one trajectory, fitted up to the middle D_l and judged on the rest."""
     title = "A trajectory forecast from its beginning"
+    if series.protocol != "constant":
+        return absent(title, "under linear decay every D_l is a run of its own, and none goes on.")
     tokens = series.long_tokens
     if len(tokens) < 4:
         return absent(title, "it takes four D_l: three for the parameters of a trajectory, one to judge.")
@@ -265,7 +270,8 @@ def _forecasts(trajectories: Mapping[Trajectory, Sequence[Measurement]], until: 
             exponents[key] = complete.parameters[1]
     found = {}
     for key, whole in rows.items():
-        plain = forecast(whole, until_tokens=until)
+        elsewhere = [other for at, other in rows.items() if at.start != key.start]
+        plain = forecast(whole, until_tokens=until, others=elsewhere, level=_LEVEL)
         others = [value for other, value in exponents.items() if other.start != key.start]
         guided = None
         if others:
@@ -280,6 +286,8 @@ def _forecasts(trajectories: Mapping[Trajectory, Sequence[Measurement]], until: 
             guided=guided,
             line=_line(whole, until),
             carried=plain.carried,
+            last=float(whole.log_longppl[np.argmax(whole.long_tokens)]),
+            interval=plain.interval,
         )
     return found
 
@@ -324,6 +332,15 @@ def _of_forecasts(found: Sequence[_Forecast], n_seen: int) -> list[str]:
             f"{share(wins(guided, carried), len(found), what)}, than a line in "
             f"{share(wins(guided, line), len(found), what)}, and than by itself in "
             f"{share(wins(guided, law), len(found), what)}."
+        )
+    spans = [(item.last, item.interval) for item in found if item.interval is not None]
+    if spans:
+        held = sum(span.low <= last <= span.high for last, span in spans)
+        width = float(np.median([span.high - span.low for _, span in spans]))
+        sentences.append(
+            f"A {100 * _LEVEL:.0f} % interval for the last measurement, from how far forecasts missed elsewhere (on "
+            f"trajectories from other short checkpoints), holds it in {share(held, len(spans), what)}; it is {nats(width)} nats wide in the "
+            "median."
         )
     if n_seen == TRAJECTORY.n_parameters:
         sentences.append(

@@ -102,6 +102,14 @@ def longppl(series: MeasuredSeries) -> Section:
         found = steps([sorted(group, key=size) for group in groups.values()], lambda item: item.log_longppl)
         if found.count:
             sentences.append(_said(f"Along {name} LongPPL", found))
+    falls = [
+        items[0].log_longppl - items[-1].log_longppl for items in series.by_trajectory().values() if len(items) > 1
+    ]
+    if falls:
+        sentences.append(
+            f"From a trajectory's first D_l to its last it falls by {nats(median(falls))} nats in the median; the "
+            f"trajectories range from {nats(min(falls))} to {nats(max(falls))}."
+        )
     errors = [item.log_longppl_se for item in series.measurements if item.log_longppl_se is not None]
     if errors:
         sentences.append(

@@ -17,11 +17,11 @@ from longlaw.stack import Stack, StackError
 ROOT = Path(__file__).parents[2]
 
 
-def _demo(home: Path) -> str:
+def _demo(home: Path, *options: str) -> str:
     environment = {**os.environ, "LONGLAW_HOME": str(home), "COLUMNS": "200"}
     environment.pop("LONGLAW_DATABASE_URL", None)
     outcome = subprocess.run(
-        [sys.executable, "-m", "longlaw.cli", "demo", str(ROOT / "grids" / "tiny.yaml"), "--exit"],
+        [sys.executable, "-m", "longlaw.cli", "demo", str(ROOT / "grids" / "tiny.yaml"), "--exit", *options],
         env=environment,
         capture_output=True,
         text=True,
@@ -42,11 +42,13 @@ def test_demo_measures_fits_and_predicts_and_the_second_run_trains_nothing(reach
     assert "The law, fitted to all 8 observations" in first
     assert "http://127.0.0.1:" in first
 
-    second = _demo(reachable_tmp_path)
+    second = _demo(reachable_tmp_path, "--report", str(reachable_tmp_path / "report"))
     assert "nothing is trained" in second
     assert "Planned: 0 tokens to train" in second
     tables = [re.findall(r"^w(?:32|64) .*$", output, flags=re.MULTILINE) for output in (first, second)]
     assert tables[0] == tables[1]
+    assert "8 of 8" in (reachable_tmp_path / "report" / "tiny.md").read_text()
+    assert list((reachable_tmp_path / "report" / "images" / "tiny").glob("*.png"))
 
     left = [p for p in psutil.process_iter(["cmdline"]) if str(reachable_tmp_path) in " ".join(p.info["cmdline"] or ())]
     assert not left

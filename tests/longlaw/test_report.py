@@ -224,6 +224,7 @@ def test_trajectories_are_forecast_from_their_first_three_points(page: Path, see
     rows = _rows(text)
     assert "fitted to D_l up to 2,048 and judged on 4,096" in text
     assert rows["all"][0] == "12"
+    assert re.search(r"A 90 % interval .* holds it in \d+ of 12 trajectories", text)
     n = seeded.sizes["d32"]
     carried = [
         abs(math.expm1(y(n, short, 2048, seed, "last_m") - y(n, short, 4096, seed, "last_m")))
@@ -249,7 +250,7 @@ def test_protocols_differ_by_what_was_put_between_them(page: Path, seeded: Seede
 def test_rules_are_compared_to_the_newest_checkpoint(page: Path) -> None:
     text = _section(page, "Observation rules on the same cells")
     assert _rows(text)["last_m(m=2, spacing=64)"] == ["16", "4", "-0.050 ± 0.000", *["-0.050"] * 4]
-    assert "is lower than `raw` in 16 of 16 cells" in text
+    assert "is lower than `raw` in 16 of 16 cells; the mean difference is -0.050 ± 0.000 nats, beyond two" in text
 
 
 def test_elasticity_ratio_is_that_of_the_recorded_curves(page: Path) -> None:
