@@ -25,6 +25,7 @@ PROGRESS_EVERY_S = 1.0
 PEAK_FLOPS = (
     ("A100", 312e12),
     ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
     ("H100", 989e12),
     ("H200", 989e12),
     ("B200", 2250e12),
@@ -138,7 +139,10 @@ class ProgressReporter:
 
 def peak_flops(device: torch.device, processes: int) -> float | None:
     """Operations a second of `processes` such devices; None where no figure is stated for them."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((processes * peak for part, peak in PEAK_FLOPS if part in name), None)
+    peak = stated_peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if peak is None else processes * peak
+
+
+def stated_peak_flops(name: str) -> float | None:
+    """Operations a second of one device, by the name that CUDA gives it."""
+    return next((peak for part, peak in PEAK_FLOPS if part in name), None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from workers import checkpoint, processes, trainee
+from workers import checkpoint, processes
 from workers.background_writer import BackgroundWriter
 from workers.checkpoint_content import CheckpointContent, capture
 from workers.errors import DivergedError
@@ -17,6 +17,7 @@ from workers.results import Checkpoint, HealthPoint, TrainProgress
 from workers.schedule import learning_rate
 from workers.segment_run import check_run, first_step, next_save
 from workers.spec import SegmentRun
+from workers.trainee import prepare
 
 
 def train(
@@ -50,7 +51,7 @@ def train(
     segment, stage, group = run.segment, run.segment.stage, processes.current()
     check_run(run, processes=group.size)
     data = open_training_data(store, stage.data, seq_len=stage.seq_len, vocab_size=segment.shape.vocab_size)
-    learner = trainee.begin(run, data, store=store, group=group)
+    trainee = prepare(run, data, store=store, group=group)
 
     first, last = first_step(run), run.save_steps[-1]
     due = next_save(run, first)
@@ -65,26 +66,29 @@ def train(
         def durable() -> tuple[Checkpoint, ...]:
             return group.from_leader(lambda: tuple(writer.finished(wait=True)))
 
+        def stops() -> bool:
+            return group.from_leader(lambda: should_stop is not None and should_stop())
+
         for step in range(first, last):
             rate = learning_rate(segment, step)
-            loss, norm, written = learner.gradients(step, flag=writer.ready)
+            loss, norm, written = trainee.gradients(step, flag=writer.ready)
             done = step + 1
             try:
                 watch.check(done, loss, norm)
             except DivergedError:
                 yield from durable()
                 raise
-            learner.update(rate)
+            trainee.update(rate)
             losses.append(loss)
             progress.report(done, loss=loss, gradient_norm=norm, learning_rate=rate)
             health.record(done, loss=loss, gradient_norm=norm, learning_rate=rate)
             if written or done == due:
                 for found in durable():
                     yield found
-                    if should_stop is not None and group.from_leader(should_stop):
+                    if stops():
                         return
             if done == due:
-                content = capture(learner.model, learner.optimizers, copied=True)
+                content = capture(trainee.model, trainee.optimizers, copied=True)
                 if group.leads:
                     mean_loss = math.fsum(losses) / len(losses)
                     writer.submit(partial(_save, run, store, done, content, mean_loss, health.take()))

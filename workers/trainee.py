@@ -70,7 +70,7 @@ class Trainee:
             optimizer.zero_grad(set_to_none=True)
 
 
-def begin(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -> Trainee:
+def prepare(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -> Trainee:
     """Everything as it stood where the run starts.
 
     Raises:
@@ -92,7 +92,7 @@ def begin(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -> 
     elif run.start_sources and segment.parent_rule is not None:
         sources = [checkpoint.verify(store, source) for source in run.start_sources]
         load_weights(model, merge(sources, segment.parent_rule))
-    _prepare(model, run)
+    _configure(model, run)
     loss_of = spread(NextTokenLoss(model, z_loss=stage.z_loss), model, group, run.execution.sharding)
     optimizers = build_optimizers(model, stage.optimizer)
     if folder is not None and carries_optimizer(run):
@@ -100,7 +100,7 @@ def begin(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -> 
     return Trainee(run=run, group=group, data=data, model=model, loss_of=loss_of, optimizers=optimizers)
 
 
-def _prepare(model: PreTrainedModel, run: SegmentRun) -> None:
+def _configure(model: PreTrainedModel, run: SegmentRun) -> None:
     if run.segment.stage.data.packing == "documents":
         use_document_attention(model)
     model.eval()  # dropout would draw random numbers that no checkpoint holds
