@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -164,42 +166,37 @@ def _size(content: Content) -> int:
 
 def parquet_rows(path: Path, name: str, fields: RowFields) -> Iterator[Row]:
     """One row for each row of a file; those of a row group are near each other."""
-    try:
-        file = _ParquetFile(path=path, file=pq.ParquetFile(path), fields=fields)
-    except (pa.ArrowException, OSError) as error:
-        raise CorpusError(f"{path} is not a Parquet file: {error}") from error
-    _check_columns(file.file.schema_arrow, fields, where=str(path))
-    first = 0
-    for row_group in range(file.file.num_row_groups):
-        table = file.table(row_group, fields.columns)
-        for index, (size, group) in enumerate(_measured(table, fields, where=str(path), first=first)):
-            yield Row(
-                id=f"{name}:{first + index + 1}",
-                n_bytes=size,
-                group=group,
-                read=_ParquetRow(file=file, row_group=row_group, index=index).read,
-                near=f"{name}:{row_group}",
-            )
-        first += len(table)
+    file = _ParquetFile(path=path, fields=fields)
+    with file.opened() as opened:
+        _check_columns(opened.schema_arrow, fields, where=str(path))
+        first = 0
+        for row_group in range(opened.num_row_groups):
+            table = opened.read_row_group(row_group, columns=fields.columns)
+            for index, (size, group) in enumerate(_measured(table, fields, where=str(path), first=first)):
+                yield Row(
+                    id=f"{name}:{first + index + 1}",
+                    n_bytes=size,
+                    group=group,
+                    read=_ParquetRow(file=file, row_group=row_group, index=index).read,
+                    near=f"{name}:{row_group}",
+                )
+            first += len(table)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ParquetFile:
+    """A file as it was listed; it is open only while it is read, since a folder may hold very many."""
+
     path: Path
-    file: pq.ParquetFile
     fields: RowFields
-    _held: tuple[int, pa.Table] | None = field(default=None, repr=False)
 
-    def table(self, row_group: int, columns: list[str]) -> pa.Table:
+    @contextmanager
+    def opened(self) -> Iterator[pq.ParquetFile]:
         try:
-            return self.file.read_row_group(row_group, columns=columns)
+            with pq.ParquetFile(self.path) as file:
+                yield file
         except (pa.ArrowException, OSError) as error:
-            raise CorpusError(f"{self.path}, row group {row_group}: cannot be read ({error})") from error
-
-    def content(self, row_group: int) -> pa.ChunkedArray:
-        if self._held is None or self._held[0] != row_group:
-            self._held = (row_group, self.table(row_group, [self.fields.content]))
-        return self._held[1].column(0)
+            raise CorpusError(f"{self.path} cannot be read as a Parquet file: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +206,14 @@ class _ParquetRow:
     index: int
 
     def read(self) -> Content:
-        return _content(self.file.content(self.row_group)[self.index].as_py())
+        return _content(_row_group(self.file, self.row_group)[self.index].as_py())
+
+
+@lru_cache(maxsize=1)
+def _row_group(file: _ParquetFile, row_group: int) -> pa.ChunkedArray:
+    """The contents of a row group; only the last one that was read is kept."""
+    with file.opened() as opened:
+        return opened.read_row_group(row_group, columns=[file.fields.content]).column(0)
 
 
 def dataset_rows(path: Path, fields: RowFields) -> Iterator[Row]:
