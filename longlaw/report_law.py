@@ -339,8 +339,8 @@ def _of_forecasts(found: Sequence[_Forecast], n_seen: int) -> list[str]:
         width = float(np.median([span.high - span.low for _, span in spans]))
         sentences.append(
             f"A {100 * _LEVEL:.0f} % interval for the last measurement, from how far forecasts missed elsewhere (on "
-            f"trajectories from other short checkpoints), holds it in {share(held, len(spans), what)}; it is {nats(width)} nats wide in the "
-            "median."
+            f"trajectories from other short checkpoints), holds it in {share(held, len(spans), what)}; it is "
+            f"{nats(width)} nats wide in the median."
         )
     if n_seen == TRAJECTORY.n_parameters:
         sentences.append(
