@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from workers.errors import SegmentRunError
 from workers.spec import AdamW, Muon
 
 _RATE_RATIO = "rate_ratio"
@@ -35,6 +36,22 @@ def build_optimizers(model: PreTrainedModel, settings: AdamW | Muon) -> tuple[Op
         adjust_lr_fn=settings.scaling,
     )
     return muon, _adamw([p for p in parameters if id(p) not in chosen], settings.adamw)
+
+
+def check_moments(optimizers: Sequence[Optimizer]) -> None:
+    """Sees whether restored optimizers have what they need for every parameter.
+
+    Raises:
+        SegmentRunError: if another kind of optimizer made the checkpoint.
+    """
+    for optimizer in optimizers:
+        wanted = "momentum_buffer" if isinstance(optimizer, torch.optim.Muon) else "exp_avg"
+        for group in optimizer.param_groups:
+            if any(wanted not in optimizer.state[parameter] for parameter in group["params"]):
+                raise SegmentRunError(
+                    "the start was trained by another optimizer, whose moments cannot be carried on: ask for"
+                    " optimizer_state fresh, or for the same optimizer"
+                )
 
 
 def set_rate(optimizers: Sequence[Optimizer], rate: float) -> None:

@@ -16,7 +16,7 @@ from workers.loss import NextTokenLoss
 from workers.merge import merge
 from workers.mixture import TrainingData
 from workers.model import load_weights, open_model
-from workers.optimizers import build_optimizers, clip_gradients, set_rate
+from workers.optimizers import build_optimizers, check_moments, clip_gradients, set_rate
 from workers.processes import Group, keeping_gradients, spread
 from workers.segment_run import carries_optimizer, sequences_at_once, sequences_per_process
 from workers.spec import LongStage, SegmentRun
@@ -76,6 +76,7 @@ def prepare(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -
     Raises:
         CheckpointMissingError, CheckpointCorruptError: if the start is not there, or not what its digest says.
         ModelMissingError, ModelMismatchError, MergeError: if the model is not the segment's.
+        SegmentRunError: if moments are to be carried on that another optimizer made.
     """
     segment, stage = run.segment, run.segment.stage
     model = open_model(
@@ -97,6 +98,7 @@ def prepare(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -
     optimizers = build_optimizers(model, stage.optimizer)
     if folder is not None and carries_optimizer(run):
         checkpoint.restore_optimizers(folder, model, optimizers)
+        check_moments(optimizers)
     return Trainee(run=run, group=group, data=data, model=model, loss_of=loss_of, optimizers=optimizers)
 
 

@@ -358,6 +358,18 @@ def test_muon_resumes_to_identical_checkpoints(store: Path, corpus: str) -> None
     assert losses_of([end])[-1] < losses_of([half])[0]
 
 
+def test_moments_of_another_optimizer_are_not_carried_on(store: Path, corpus: str) -> None:
+    (begin,) = run_to(store, trunk_of(corpus), 2)
+    stage = dataclasses.replace(long_stage(corpus, optimizer_state="carry"), optimizer=Muon(rate_ratio=2.0))
+    with pytest.raises(SegmentRunError, match="trained by another optimizer"):
+        run_to(store, segment_of("long_constant", stage, parent=begin.ref), 1, start=begin)
+    fresh = dataclasses.replace(stage, optimizer_state="fresh")
+    (muon,) = run_to(store, segment_of("long_constant", fresh, parent=begin.ref), 1, start=begin)
+    back = segment_of("follow_up", long_stage(corpus, optimizer_state="carry"), parent=muon.ref)
+    with pytest.raises(SegmentRunError, match="trained by another optimizer"):
+        run_to(store, back, 1, start=muon)
+
+
 def test_training_in_bf16_follows_that_in_fp32_and_keeps_fp32_weights(store: Path, corpus: str) -> None:
     stage = dataclasses.replace(short_stage(corpus), precision="bf16")
     (low,) = run_to(store, segment_of("short_trunk", stage), 8)
