@@ -161,8 +161,9 @@ def _columns(
     if law is CHINCHILLA:
         short_tokens, long_col = None, tokens_col
     elif law is TRAJECTORY:  # one trajectory may come without its N and D_s, which tell several apart
-        n_params = n_col if n_col in table.columns else None
-        short_tokens = short_col if short_col in table.columns else None
+        n_params, short_tokens = (
+            name if name in table.columns and table[name].notna().any() else None for name in (n_col, short_col)
+        )
     return Columns(
         n_params=n_params,
         short_tokens=short_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from orchestrator.errors import GridError
 from orchestrator.grid_file import DocumentFormat, read_document
 
 _HASH = re.compile(r"[0-9a-f]{32}")
-_PLACES = (("recipe", "corpus"), ("evaluation", "documents", "corpus"), ("evaluation", "reference", "digest"))
+_STAGES = ("short", "long")
 
 
 class GridFileError(LonglawError):
@@ -59,16 +60,41 @@ def resolve_corpora(document: dict[str, Any], store: str) -> dict[str, Any]:
     Raises:
         GridFileError: the store has no corpus of that name.
     """
-    for *parents, field in _PLACES:
-        part: Any = document
-        for key in parents:
-            part = part.get(key) if isinstance(part, dict) else None
-        if not isinstance(part, dict) or not isinstance(part.get(field), str) or _HASH.fullmatch(part[field]):
-            continue
-        if field == "digest" and part.get("kind") != "copy":  # the digest of a model's weights, not of a corpus
-            continue
-        part[field] = _corpus_hash(part[field], store)
+    for place, field in _mentions(document):
+        name = place.get(field)
+        if isinstance(name, str) and not _HASH.fullmatch(name):
+            place[field] = _corpus_hash(name, store)
     return document
+
+
+def _mentions(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The places of a document that may name a corpus: of data wherever it is given, and of evaluations."""
+    recipe = _part(document, "recipe")
+    stages = [
+        recipe,
+        *(_part(owner, stage) for owner in (recipe, *_parts(document.get("scales"))) for stage in _STAGES),
+    ]
+    follow_ups = list(_parts(document.get("follow_ups")))
+    stages += [*follow_ups, *(phase for stage in list(stages) for phase in _parts(stage.get("stages")))]
+    yield from ((stage, "corpus") for stage in stages)
+    yield from ((source, "corpus") for stage in stages for source in _parts(stage.get("blended")))
+    for owner in (document, *follow_ups):
+        evaluation = _part(owner, "evaluation")
+        yield _part(evaluation, "documents"), "corpus"
+        reference = _part(evaluation, "reference")
+        if reference.get("kind") == "copy":  # of another reference it is the digest of a model's weights
+            yield reference, "digest"
+
+
+def _part(of: dict[str, Any], key: str) -> dict[str, Any]:
+    part = of.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def _parts(of: Any) -> Iterator[dict[str, Any]]:
+    """The mappings within a list or a mapping; whatever else is there is for the service to refuse."""
+    within = of.values() if isinstance(of, dict) else of if isinstance(of, list) else ()
+    yield from (part for part in within if isinstance(part, dict))
 
 
 def _corpus_hash(name: str, store: str) -> str:

@@ -24,7 +24,7 @@ from longlaw.grid_commands import follow
 from tests.api import seeding
 from tests.longlaw.conftest import Finished
 
-COMMANDS = ["demo", "up", "grid", "predict", "fit", "merge", "data", "db"]
+COMMANDS = ["demo", "up", "grid", "predict", "fit", "merge", "data", "model", "db"]
 GRID_COMMANDS = ["plan", "submit", "status", "watch", "list"]
 
 

@@ -258,3 +258,13 @@ def test_command_loads_neither_torch_nor_a_service() -> None:
     ).stdout.split()
     assert {"fitting", "scipy"} <= set(loaded)
     assert not {"matplotlib", "torch", "ray", "fastapi", "sqlalchemy", "httpx"} & set(loaded)
+
+
+def test_one_trajectory_may_come_with_an_empty_column_of_short_tokens(tmp_path: Path) -> None:
+    """Rows of a released model, as the service exports them: nobody knows its D_s."""
+    rows = [f"8e9,,{k}e9,{1.2 + 3 * (k * 1e9) ** -0.1:.9f}" for k in range(1, 13)]
+    table = tmp_path / "rows.csv"
+    table.write_text("\n".join(["n_params,short_tokens,long_tokens,log_longppl", *rows]))
+    columns = ["--n-col", "n_params", "--short-col", "short_tokens", "--long-col", "long_tokens"]
+    found = fitted(table, "--law", "trajectory", *columns, "--loss-col", "log_longppl", "--bootstrap", 0)
+    assert found["params"]["beta_l"] == pytest.approx(0.1, rel=1e-3)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid import Grid, load_grid, parse_grid
-from orchestrator.grid_problems import model_within
+from orchestrator.grid_problems import models_within
 from orchestrator.plan import plan
 from orchestrator.recipe import family_of, resolve_evaluator
 from tests.orchestrator.small_grid import small_document
@@ -259,8 +259,9 @@ def test_the_example_of_the_reference_page_is_a_grid() -> None:
 
 def test_the_reference_page_names_every_key() -> None:
     def keys(model: type[BaseModel]) -> set[str]:
-        inner = [model_within(field.annotation) for field in model.model_fields.values()]
-        return set(model.model_fields).union(*(keys(part) for part in inner if part is not None))
+        inner = [part for field in model.model_fields.values() for part in models_within(field.annotation)]
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        return names.union(*map(keys, inner))
 
     assert {key for key in keys(Grid) if not re.search(rf"\b{key}\b", DOCS)} == set()
 
