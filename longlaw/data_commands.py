@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from database.settings import Settings
+from longlaw.local_store import local_store
 from workers.corpus import Manifest, corpus_names, find_corpus, open_corpus
 from workers.corpus_build import HeldOutSource, build_corpus
 from workers.corpus_rows import RowFields
 from workers.corpus_sources import CorpusSource, DocumentsBy, TorchSource, source_at
 from workers.corpus_tokenizer import Report
-from workers.errors import CorpusError
+from workers.errors import CorpusError, StoreError
 from workers.mixture import describe_packing
 from workers.spec import DataMix, Packing, Split
 
@@ -85,7 +85,7 @@ def build(
 ) -> None:
     """Tokenize text into the store. The same text gives the same corpus, whoever builds it and wherever."""
     with _errors_told(), _progress() as report:
-        root = _root(store)
+        root = local_store(store)
         taken, own_name = _source(source, documents, RowFields(text=text_field, ids=ids_field, group=group_by))
         name = name or own_name
         if held_out is not None:
@@ -128,7 +128,7 @@ def build(
 def list_corpora(store: Store = None, as_json: AsJson = False) -> None:
     """List the corpora of the store."""
     with _errors_told():
-        root = _root(store)
+        root = local_store(store)
         found = [(name, open_corpus(root, corpus).manifest) for name, corpus in corpus_names(root).items()]
     if as_json:
         _print_json([_summary(name, manifest) for name, manifest in found])
@@ -144,7 +144,7 @@ def show(
 ) -> None:
     """Show a corpus and its documents, after comparing every file with its digest."""
     with _errors_told():
-        root = _root(store)
+        root = local_store(store)
         manifest = open_corpus(root, find_corpus(root, name), verify_digests=True).manifest
     if as_json:
         listed = [dataclasses.asdict(document) for document in manifest.documents]
@@ -173,7 +173,7 @@ def describe(
 ) -> None:
     """Tell what sequences of a length a corpus gives, and whether positions past an old length really occur."""
     with _errors_told():
-        root = _root(store)
+        root = local_store(store)
         corpus = open_corpus(root, find_corpus(root, name))
         data = DataMix(
             corpus=corpus.hash,
@@ -216,13 +216,6 @@ def _tokenizer_file(root: Path, tokenizer: str) -> Path:
     if tokenizer in corpus_names(root):
         return open_corpus(root, find_corpus(root, tokenizer)).path / "tokenizer.json"
     raise CorpusError(f'"{tokenizer}" is no tokenizer.json, and no corpus in {root} has that name')
-
-
-def _root(store: str | None) -> Path:
-    root = store or Settings().store
-    if "://" in root:
-        raise CorpusError(f"{root} is no folder: corpora are built and read in one; give --store")
-    return Path(root)
 
 
 def _summary(name: str, manifest: Manifest) -> dict[str, Any]:
@@ -277,6 +270,6 @@ def _errors_told() -> Iterator[None]:
     """Turns an error with a name into one line on stderr and exit code 1."""
     try:
         yield
-    except (CorpusError, ValidationError) as error:
+    except (CorpusError, StoreError, ValidationError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

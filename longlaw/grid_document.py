@@ -98,10 +98,11 @@ def _parts(of: Any) -> Iterator[dict[str, Any]]:
 
 
 def _corpus_hash(name: str, store: str) -> str:
-    from workers.corpus import find_corpus  # needs the worker extra, which a document of hashes does not
+    from longlaw.local_store import local_store  # needs the worker extra, which a document of hashes does not
+    from workers.corpus import find_corpus
     from workers.errors import CorpusError
 
     try:
-        return find_corpus(Path(store), name)
+        return find_corpus(local_store(store), name)
     except CorpusError as error:
         raise GridFileError(f"{error}. `longlaw data build` makes a corpus.") from None

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from database.settings import Settings
+from longlaw.local_store import local_store
 from workers.corpus import Corpus, corpus_names, open_corpus
 from workers.corpus_build import HeldOutSource, build_corpus
 from workers.corpus_sources import source_at
@@ -64,7 +64,7 @@ def measure_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Measure LongPPL, ShortPPL and perplexity of a model. A reference scores the documents once, for all models."""
-    root = Path(store or Settings().store)
+    root = local_store(store)
     least = length // 2 if min_tokens is None else min_tokens
     selector = _reference(reference)
     measured, own_tokenizer = load_model(model, tokenizer_file=tokenizer)

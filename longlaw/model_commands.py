@@ -9,14 +9,10 @@ from typing import Annotated
 
 import typer
 
-from longlaw.errors import LonglawError
+from longlaw.local_store import local_store
 from workers.folder_model import add_model, own_rope
 
 model_app = typer.Typer(help="Models that somebody else trained.", no_args_is_help=True)
-
-
-class ModelFolderError(LonglawError):
-    """The store is no folder."""
 
 
 @model_app.callback()
@@ -28,17 +24,12 @@ def _model() -> None:
 def add(
     folder: Annotated[Path, typer.Argument(help="A Hugging Face model folder: config.json and safetensors.")],
     store: Annotated[
-        str | None, typer.Option("--store", help="Folder of the store; else LONGLAW_STORE, else .longlaw/store.")
+        str | None, typer.Option("--store", help="Folder or URL of the store; else LONGLAW_STORE, else .longlaw/store.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Bring a causal language model into the store; prints the entry for a grid's `scales`."""
-    from database.settings import Settings
-
-    root = store or Settings().store
-    if "://" in root:
-        raise ModelFolderError(f"{root} is no folder: models are kept in one; give --store")
-    shape = add_model(folder, Path(root))
+    shape = add_model(folder, local_store(store))
     head_dim, rope_base = own_rope(folder)
     model = dataclasses.asdict(shape) | {"head_dim": head_dim}
     if rope_base is not None:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from workers import mirror
 from workers.errors import CorpusError
 from workers.spec import Split, content_hash, optional
 
@@ -166,6 +167,7 @@ def open_corpus(store: Path, corpus: str, *, verify_digests: bool = False) -> Co
         CorpusError: if it is missing, or not what its hash says.
     """
     path = store / "corpora" / corpus
+    mirror.fetch(store, f"corpora/{corpus}")
     try:
         fields = json.loads((path / "manifest.json").read_text())
         found = content_hash(fields)  # of plain values, which is faster with many documents
@@ -199,10 +201,12 @@ def find_corpus(store: Path, name: str) -> str:
 
 def corpus_names(store: Path) -> dict[str, str]:
     """All names and the hashes they stand for."""
-    folder = store / "corpora" / "names"
-    if not folder.is_dir():
-        return {}
-    return {path.name: path.read_text().strip() for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name)}
+    names = {}
+    for name in mirror.names_in(store, "corpora/names"):
+        if NAME.fullmatch(name):
+            mirror.fetch(store, f"corpora/names/{name}", again=True)
+            names[name] = (store / "corpora" / "names" / name).read_text().strip()
+    return names
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from workers import mirror
 from workers.corpus import (
     FORMAT,
     NAME,
@@ -120,7 +121,9 @@ def build_corpus(
         _settle(building, corpora / manifest.hash)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+    mirror.publish(store, f"corpora/{manifest.hash}")
     _point(corpora / "names" / name, manifest.hash)
+    mirror.publish(store, f"corpora/names/{name}")
     return manifest
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from workers import mirror
 from workers.errors import ModelMismatchError, ModelMissingError
 from workers.spec import FolderModel, canonical_json
 
@@ -60,6 +61,7 @@ def add_model(folder: Path, store: Path) -> FolderModel:
         finally:
             shutil.rmtree(building, ignore_errors=True)
     verify_folder(store, shape)
+    mirror.publish(store, f"{_FOLDER}/{digest}")
     return shape
 
 
@@ -71,6 +73,7 @@ def verify_folder(store: Path, shape: FolderModel) -> Path:
         ModelMismatchError: if it is not what the digest says.
     """
     home = store / _FOLDER / shape.digest
+    mirror.fetch(store, f"{_FOLDER}/{shape.digest}")
     try:
         manifest = (home / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from workers import mirror
 from workers.corpus import Corpus, tokenizer_hash
 from workers.documents import Window, retokenized
 from workers.key_tokens import Mask, carry_over, key_mask, short_mask
@@ -64,7 +65,7 @@ def key_tokens(
         decisive["tokenizer"] = tokenizer_hash(tokenizer)
         measured = retokenized(windows, tokenizer)
     file = _home(evaluator, corpus, store) / "key_tokens" / f"{content_hash(decisive)}.npz"
-    stored = _read(file)
+    stored = _read(file, store)
     if stored is None:
         losses = reference_losses(evaluator, windows, corpus=corpus, store=store, report=report)
         selected = [
@@ -73,7 +74,7 @@ def key_tokens(
         ]
         key, short = ([item.key for item in selected], [item.short for item in selected])
         stored = {"key": np.concatenate(key), "short": np.concatenate(short)}
-        _write(file, stored)
+        _write(file, stored, store)
     lengths = [len(window.tokens) for window in measured]
     masks = zip(_cut(stored["key"], lengths), _cut(stored["short"], lengths), strict=True)
     return tuple(KeyTokens(key=key, short=short) for key, short in masks)
@@ -88,7 +89,7 @@ def reference_losses(
         ReferenceModelError: if the reference has to be run and cannot be.
     """
     file = _home(evaluator, corpus, store) / "scores.npz"
-    stored = _read(file)
+    stored = _read(file, store)
     if stored is None:
         scorer = open_reference(evaluator.reference, corpus=corpus, store=store)
         losses = scorer.score(windows, evaluator.chunking, report=report)
@@ -100,7 +101,7 @@ def reference_losses(
         spans = [item.spans for item in losses if item.spans is not None]
         if spans:
             stored["spans"] = np.concatenate(spans)
-        _write(file, stored)
+        _write(file, stored, store)
         return losses
     lengths = stored["lengths"].tolist()
     spans_of = _cut(stored["spans"], lengths) if "spans" in stored else [None] * len(lengths)
@@ -140,7 +141,8 @@ def _cut(values: npt.NDArray[Any], lengths: Sequence[int]) -> list[npt.NDArray[A
     return np.split(values, np.cumsum(lengths)[:-1])
 
 
-def _read(file: Path) -> Arrays | None:
+def _read(file: Path, store: Path) -> Arrays | None:
+    mirror.fetch(store, file.relative_to(store).as_posix())
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
             return dict(stored)
@@ -148,7 +150,7 @@ def _read(file: Path) -> Arrays | None:
         return None  # absent or damaged: it can be computed again
 
 
-def _write(file: Path, arrays: Arrays) -> None:
+def _write(file: Path, arrays: Arrays, store: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex}.npz")
     try:
@@ -157,3 +159,4 @@ def _write(file: Path, arrays: Arrays) -> None:
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+    mirror.publish(store, file.relative_to(store).as_posix())

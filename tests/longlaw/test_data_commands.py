@@ -122,7 +122,7 @@ def test_describe_tells_what_sequences_of_a_length_hold(texts: Path, store: Path
         (["build", "--first", "3"], "give it"),
         (["build", "--tokenizer", "nothing"], '"nothing" is no tokenizer.json, and no corpus'),
         (["show", "nothing"], 'no corpus "nothing"'),
-        (["list", "--store", "s3://bucket/store"], "is no folder"),
+        (["list", "--store", "nosuch://bucket/store"], "cannot be opened"),
     ],
 )
 def test_errors_are_one_line_and_an_exit_code(store: Path, arguments: list[str], message: str) -> None:

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.workers.test_checkpoint import SEGMENT, written
-from tests.workers.tiny_training import trained
+from tests.workers.tiny_training import tiny_corpus, trained
 from workers import checkpoint, mirror
+from workers.corpus import find_corpus, open_corpus
+from workers.documents import evaluation_windows
 from workers.errors import CheckpointConflictError, CheckpointCorruptError, CheckpointMissingError, StoreError
+from workers.reference_cache import key_tokens
+from workers.spec import Chunking, EvaluationDocuments, Evaluator, Reference
 
 
 @pytest.fixture
@@ -107,3 +111,24 @@ def test_url_that_cannot_be_written_is_a_store_error(tmp_path: Path, url: str) -
     with pytest.raises(StoreError, match="cannot be"):
         written(here)
     assert json.loads((here / ".mirror.json").read_text()) == {"url": url}
+
+
+def test_corpus_and_reference_losses_of_one_machine_serve_another(tmp_path: Path, url: str) -> None:
+    here, elsewhere = (mirror.open_store(url, cache=tmp_path / name) for name in ("a", "b"))
+    corpus = tiny_corpus(here)
+    assert find_corpus(elsewhere, "tiny") == corpus
+    opened = open_corpus(elsewhere, corpus, verify_digests=True)
+    documents = EvaluationDocuments(corpus=corpus, count=2, length=32)
+    evaluator = Evaluator(
+        reference=Reference(kind="copy", digest=corpus), documents=documents, chunking=Chunking(length=8, stride=4)
+    )
+    windows = evaluation_windows(opened, documents)
+    selected = key_tokens(evaluator, windows, corpus=opened, store=elsewhere)
+    there = sorted(path.name for path in (tmp_path / "far" / "references").rglob("*.npz"))
+    assert len(there) == 2
+    third = mirror.open_store(url, cache=tmp_path / "c")
+    again = key_tokens(evaluator, windows, corpus=open_corpus(third, corpus), store=third)
+    assert all((a.key == b.key).all() for a, b in zip(selected, again, strict=True))
+    assert sorted(path.name for path in (third / "references").rglob("*.npz")) == [
+        name for name in there if name != "scores.npz"
+    ]
