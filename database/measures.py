@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import and_, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
-from database.models import Evaluation, GridEvaluation, GridSegment, Metric, Segment, TrainingPoint
+from database.models import Attempt, Evaluation, GridEvaluation, GridSegment, Metric, Segment, TrainingPoint
 from database.progress import newest
 from workers import results
 
@@ -20,13 +20,32 @@ MAX_POINTS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSeries:
-    """How one segment's training went, by rising step; `tokens_per_step` turns steps into tokens of the segment."""
+class LivePoint:
+    """The newest sign of life of an attempt that runs now; its steps are not durable yet."""
 
+    step: int
+    loss: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSeries:
+    """How one segment's training went, by rising step; `tokens_per_step` turns steps into tokens of the segment.
+
+    `tokens_before` are those of its ancestors up to where it begins. `id` is that of the segment's first generation:
+    ids rise in the order of plans, parents before children, and never change.
+    """
+
+    id: int
     segment: str
     scale: str
     kind: str
+    state: str
+    parent: str | None
+    parent_step: int | None
     tokens_per_step: int
+    tokens_before: int
+    live: LivePoint | None
     points: tuple[results.HealthPoint, ...]
 
 
@@ -71,37 +90,120 @@ def record_metrics(session: Session, evaluation_id: int, metrics: Sequence[resul
     session.add_all(Metric(evaluation_id=evaluation_id, **asdict(metric)) for metric in metrics)
 
 
-def training_series(session: Session, grid_id: uuid.UUID) -> tuple[TrainingSeries, ...]:
-    """How training of a grid's segments went, parents first where they were planned first; shared ones included."""
-    segments = (
-        select(Segment.key, Segment.scale, Segment.kind, Segment.tokens_per_step)
+def training_series(
+    session: Session,
+    grid_id: uuid.UUID,
+    *,
+    scale: str | None = None,
+    after: int | None = None,
+    limit: int | None = None,
+    max_points: int = MAX_POINTS,
+) -> tuple[TrainingSeries, ...]:
+    """How training of a grid's segments went, shared ones included; those that have begun. Sort key: `id`.
+
+    Args:
+        scale: of this scale only.
+        after: the sort key of the last segment seen.
+        limit: segments at most.
+        max_points: points of a segment at most, evenly spread, its first and its last among them; at least two.
+    """
+    first = aliased(Segment)
+    has_points = select(TrainingPoint.step).where(TrainingPoint.segment_key == Segment.key).exists()
+    statement = (
+        select(Segment, first.id, Attempt)
         .join(GridSegment, GridSegment.segment_key == Segment.key)
-        .where(GridSegment.grid_id == grid_id, newest(Segment))
+        .join(first, and_(first.key == Segment.key, first.generation == 1))
+        .outerjoin(Attempt, and_(Attempt.segment_id == Segment.id, Attempt.state == "RUNNING"))
+        .where(GridSegment.grid_id == grid_id, newest(Segment), or_(Attempt.id.is_not(None), has_points))
+        .order_by(first.id)
+        .limit(limit)
+    )
+    if scale is not None:
+        statement = statement.where(Segment.scale == scale)
+    if after is not None:
+        statement = statement.where(first.id > after)
+    rows = session.execute(statement).all()
+    keys = [segment.key for segment, _, _ in rows]
+    points, before = _points(session, keys, max_points), _tokens_before(session, keys)
+    return tuple(
+        TrainingSeries(
+            id=first_id,
+            segment=segment.key,
+            scale=segment.scale,
+            kind=segment.kind,
+            state=segment.state,
+            parent=segment.parent_key,
+            parent_step=segment.parent_step,
+            tokens_per_step=segment.tokens_per_step,
+            tokens_before=before.get(segment.key, 0),
+            live=None if attempt is None else _live(attempt),
+            points=tuple(points[segment.key]),
+        )
+        for segment, first_id, attempt in rows
+    )
+
+
+def _points(session: Session, keys: Sequence[str], most: int) -> dict[str, list[results.HealthPoint]]:
+    """Points of each segment by step. Of c > m, number n (from 0) stays where n (m - 1) / (c - 1) passes an integer."""
+    segment, step = TrainingPoint.segment_key, TrainingPoint.step
+    names = [field.name for field in fields(results.HealthPoint)]
+    number = func.row_number().over(partition_by=segment, order_by=step) - 1
+    numbered = (
+        select(
+            segment,
+            *(getattr(TrainingPoint, name) for name in names),
+            number.label("number"),
+            func.count().over(partition_by=segment).label("count"),
+        )
+        .where(segment.in_(keys))
         .subquery()
     )
-    points: dict[str, list[results.HealthPoint]] = defaultdict(list)
-    statement = select(TrainingPoint).join(segments, segments.c.key == TrainingPoint.segment_key)
-    for row in session.scalars(statement.order_by(TrainingPoint.segment_key, TrainingPoint.step)):
-        points[row.segment_key].append(
-            results.HealthPoint(
-                step=row.step,
-                loss=row.loss,
-                gradient_norm=row.gradient_norm,
-                learning_rate=row.learning_rate,
-                tokens_per_s=row.tokens_per_s,
-                mfu=row.mfu,
-            )
-        )
-    order = (segments.c.scale, segments.c.kind.desc(), segments.c.key)
-    return tuple(
-        TrainingSeries(segment=key, scale=scale, kind=kind, tokens_per_step=tokens, points=tuple(points[key]))
-        for key, scale, kind, tokens in session.execute(select(segments).order_by(*order))
-        if key in points
+    kept = numbered.c.number * (most - 1) % func.greatest(numbered.c.count - 1, 1) < most - 1
+    statement = (
+        select(numbered.c.segment_key, *(numbered.c[name] for name in names))
+        .where(or_(numbered.c.count <= most, kept))
+        .order_by(numbered.c.segment_key, numbered.c.step)
     )
+    found: dict[str, list[results.HealthPoint]] = defaultdict(list)
+    for key, *values in session.execute(statement):
+        found[key].append(results.HealthPoint(**dict(zip(names, values, strict=True))))
+    return found
 
 
-def list_metrics(session: Session, grid_id: uuid.UUID, *, after: int | None, limit: int) -> list[MetricRecord]:
-    """Numbers of the probes of a grid, oldest first. Sort key: `id`."""
+def _tokens_before(session: Session, keys: Sequence[str]) -> dict[str, int]:
+    """Tokens that the ancestors of each segment trained up to where the next one begins; none for a root."""
+    link = (Segment.parent_key, Segment.parent_step)
+    known = Segment.generation == 1
+    way = select(Segment.key, *link).where(Segment.key.in_(keys), known).cte(recursive=True)
+    way = way.union_all(select(way.c.key, *link).join(Segment, and_(Segment.key == way.c.parent_key, known)))
+    tokens = func.sum(way.c.parent_step * Segment.tokens_per_step)
+    statement = select(way.c.key, tokens).join(Segment, and_(Segment.key == way.c.parent_key, known))
+    return {key: int(total) for key, total in session.execute(statement.group_by(way.c.key))}
+
+
+def _live(attempt: Attempt) -> LivePoint | None:
+    if attempt.progress_step is None:
+        return None
+    return LivePoint(step=attempt.progress_step, loss=attempt.loss, tokens_per_s=attempt.tokens_per_s)
+
+
+def list_metrics(
+    session: Session,
+    grid_id: uuid.UUID,
+    *,
+    name: str | None = None,
+    scale: str | None = None,
+    after: int | None,
+    limit: int,
+) -> list[MetricRecord]:
+    """Numbers of the probes of a grid, oldest first. Sort key: `id`.
+
+    Args:
+        name: of this metric only.
+        scale: of this scale only.
+        after: the sort key of the last row seen.
+        limit: rows at most.
+    """
     statement = (
         select(Metric, Evaluation)
         .join(Evaluation, Evaluation.id == Metric.evaluation_id)
@@ -109,6 +211,10 @@ def list_metrics(session: Session, grid_id: uuid.UUID, *, after: int | None, lim
         .order_by(Metric.id)
         .limit(limit)
     )
+    if name is not None:
+        statement = statement.where(Metric.name == name)
+    if scale is not None:
+        statement = statement.where(Evaluation.scale == scale)
     if after is not None:
         statement = statement.where(Metric.id > after)
     return [

@@ -27,10 +27,12 @@ from api.models import (
     Predictions,
     Series,
 )
+from api.models_measures import ProbeMetric, TrainingSeries
 from longlaw.errors import ApiProblem, ProblemPlace, ServiceUnreachableError, WaitTimeoutError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAGE_SIZE = 500
+_SEGMENTS = 50  # of a page of training: each may bring a thousand points
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -120,6 +122,15 @@ class Client:
         """The cells of a grid with their values, in the order of its plan."""
         return self._pages(Page[Cell], f"/v1/grids/{_id(grid_id)}/cells", {})
 
+    def training(self, grid_id: str, *, scale: str | None = None) -> Iterator[TrainingSeries]:
+        """How training of a grid's segments went, those that have begun, parents first."""
+        path = f"/v1/grids/{_id(grid_id)}/training"
+        return self._pages(Page[TrainingSeries], path, {"scale": scale}, size=_SEGMENTS)
+
+    def metrics(self, grid_id: str, *, metric: str | None = None, scale: str | None = None) -> Iterator[ProbeMetric]:
+        """Numbers of a grid's probes, in the order of their ids."""
+        return self._pages(Page[ProbeMetric], f"/v1/grids/{_id(grid_id)}/metrics", {"metric": metric, "scale": scale})
+
     def observations(
         self, *, series: str | None = None, grid: str | None = None, scale: str | None = None
     ) -> Iterator[Observation]:
@@ -194,10 +205,12 @@ class Client:
     def _get(self, model: type[B], path: str) -> B:
         return _read(model, self._ask("GET", path))
 
-    def _pages(self, page: type[Page[B]], path: str, filters: Mapping[str, str | None]) -> Iterator[B]:
+    def _pages(
+        self, page: type[Page[B]], path: str, filters: Mapping[str, str | None], *, size: int | None = None
+    ) -> Iterator[B]:
         cursor: str | None = None
         while True:
-            asked = {**filters, "limit": str(PAGE_SIZE), "cursor": cursor}
+            asked = {**filters, "limit": str(size or PAGE_SIZE), "cursor": cursor}
             parameters = {name: value for name, value in asked.items() if value is not None}
             found = _read(page, self._ask("GET", path, params=parameters))
             yield from found.items

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from api.app import create_app
 from database.engine import create_engine, session_factory
 from database.models import Fit
-from tests.api import seeding
+from tests.api import seeding, seeding_measures
 from tests.conftest import MakeDatabase
 
 
@@ -71,6 +71,15 @@ class Measured:
     engine: Engine
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedAt:
+    """A service over a grid that was trained and probed, for tests that only read."""
+
+    url: str
+    grid_id: str
+    engine: Engine
+
+
 @pytest.fixture(scope="session")
 def measured(migrated_database: MakeDatabase) -> Iterator[Measured]:
     with migrated_database() as database_url:
@@ -97,3 +106,15 @@ def measured(migrated_database: MakeDatabase) -> Iterator[Measured]:
 def reader(measured: Measured) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=measured.url, timeout=30.0, trust_env=False) as reader:
         yield reader
+
+
+@pytest.fixture(scope="session")
+def looked_at(migrated_database: MakeDatabase) -> Iterator[LookedAt]:
+    with migrated_database() as database_url:
+        engine = create_engine(database_url, application_name="longlaw-test")
+        with session_factory(engine).begin() as session:
+            grid_id = str(seeding.submit_grid(session, seeding_measures.looked_at()).grid_id)
+            seeding.finish(session, health=seeding_measures.health, probes=seeding_measures.probes)
+        with serve(create_app(engine)) as url:
+            yield LookedAt(url=url, grid_id=grid_id, engine=engine)
+        engine.dispose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import uuid
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from fitting.predict import log_longppl
 from orchestrator.fit_job import fit_job
 from orchestrator.grid import parse_grid
 from orchestrator.submit import SubmittedGrid, submit
-from workers.results import Checkpoint, DocumentScore, Evaluation
+from workers.results import Checkpoint, DocumentScore, Evaluation, HealthPoint, Metric
 from workers.spec import CheckpointRef
 
 CORPUS = "0123456789abcdef0123456789abcdef"
@@ -27,6 +28,8 @@ LAW = (30.0, 0.3, 40.0, 0.3, 20.0, 0.25, 0.5)
 _SCHEDULER = uuid.UUID(int=1)
 
 Value = Callable[[EvaluationRow], float | None]
+Health = Callable[[ClaimedSegment], tuple[HealthPoint, ...]]
+Probes = Callable[[EvaluationRow], tuple[Metric, ...]]
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -69,9 +72,10 @@ def submit_grid(session: Session, asked: dict[str, Any] | None = None) -> Submit
 
 
 def by_law(row: EvaluationRow) -> float:
-    """The law's value plus a small offset of the cell's own."""
-    exact = log_longppl(LAW, row.n_params, row.short_tokens, row.long_tokens or 1)
-    return float(exact) + 0.01 * math.sin(row.n_params + 3 * row.short_tokens + 7 * row.long_tokens)
+    """The law's value plus a small offset of the cell's own; a D_s that nobody knows counts as a large one."""
+    short_tokens = row.short_tokens or 10**13
+    exact = log_longppl(LAW, row.n_params, short_tokens, row.long_tokens or 1)
+    return float(exact) + 0.01 * math.sin(row.n_params + 3 * short_tokens + 7 * row.long_tokens)
 
 
 def scheduler_lives(session: Session) -> None:
@@ -87,9 +91,15 @@ def next_segment(session: Session) -> ClaimedSegment | None:
     return claim
 
 
-def train(session: Session, claimed: ClaimedSegment) -> None:
-    """Records the checkpoints that a run was to bring."""
-    for step in claimed.run.save_steps:
+def nothing(_: object) -> tuple[()]:
+    """No points of training, no numbers of probes."""
+    return ()
+
+
+def train(session: Session, claimed: ClaimedSegment, health: Health = nothing) -> None:
+    """Records the checkpoints that a run was to bring, and how training went up to each."""
+    points = health(claimed)
+    for before, step in itertools.pairwise((0, *claimed.run.save_steps)):
         name = f"{claimed.key}/{step}"
         checkpoint = Checkpoint(
             ref=CheckpointRef(segment=claimed.key, step=step),
@@ -99,6 +109,7 @@ def train(session: Session, claimed: ClaimedSegment) -> None:
             stage_tokens=claimed.run.segment.stage_tokens(step),
             scheduled=True,
             mean_loss=2.0,
+            health=tuple(point for point in points if before < point.step <= step),
         )
         assert record_checkpoint(session, claimed.token, checkpoint)
     assert finish_segment(session, claimed.token)
@@ -110,7 +121,7 @@ def next_evaluation(session: Session) -> ClaimedEvaluation | None:
     return claim_evaluation(session, scheduler_id=_SCHEDULER, worker="worker-1", lease_s=60)
 
 
-def measure(session: Session, claimed: ClaimedEvaluation, value: Value = by_law) -> None:
+def measure(session: Session, claimed: ClaimedEvaluation, value: Value = by_law, probes: Probes = nothing) -> None:
     """Records a measurement; a value of None means that no token qualified."""
     row = session.scalars(
         select(EvaluationRow).where(EvaluationRow.key == claimed.key, EvaluationRow.state == "RUNNING")
@@ -133,6 +144,7 @@ def measure(session: Session, claimed: ClaimedEvaluation, value: Value = by_law)
         all_count=100,
         documents=(scores,),
         reason=None if y is not None else "no key tokens",
+        metrics=probes(row),
     )
     assert record_evaluation(session, claimed.token, evaluation)
 
@@ -143,12 +155,12 @@ def fail_evaluation(session: Session, claimed: ClaimedEvaluation, reason: str) -
     assert fail_attempt(session, claimed.token, failure, policy=RetryPolicy())
 
 
-def finish(session: Session, value: Value = by_law) -> None:
+def finish(session: Session, value: Value = by_law, *, health: Health = nothing, probes: Probes = nothing) -> None:
     """Brings all open work to its end."""
     while (segment := next_segment(session)) is not None:
-        train(session, segment)
+        train(session, segment, health)
     while (evaluation := next_evaluation(session)) is not None:
-        measure(session, evaluation, value)
+        measure(session, evaluation, value, probes)
 
 
 def fit_all(session: Session) -> list[uuid.UUID]:
