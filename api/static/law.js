@@ -240,6 +240,7 @@ export function lawView(initial, fitShown) {
       const long = Number(point.long);
       const [low, high] = reach.get(point.panel) ?? [long, long];
       reach.set(point.panel, [Math.min(low, long), Math.max(high, long)]);
+      if (point.short === null) continue; // the law has a term of D_s
       curves.set(`${point.n} ${point.short}`, {
         panel: point.panel,
         group: point.group,
@@ -415,7 +416,7 @@ function sizes(points) {
   return { values, of: (point) => String(point.n) };
 }
 
-/** The values of D_s, ascending; as multiples of N where those are fewer, as in grids that give budgets like 90N. */
+/** The values of D_s, ascending, unknown ones first; as multiples of N where those are fewer, as in grids that give budgets like 90N. */
 function shortBudgets(points) {
   const absolute = clusters(
     points.map((point) => Number(point.short)),
@@ -427,14 +428,14 @@ function shortBudgets(points) {
   );
   if (multiples.length >= absolute.length) {
     return {
-      values: absolute.map((item) => ({ key: String(item.low), label: short(item.low) })),
+      values: absolute.map((item) => ({ key: String(item.low), label: item.low ? short(item.low) : "unknown" })),
       of: (point) => String(Number(point.short)),
     };
   }
   const values = multiples.map((item, index) => ({
     ...item,
     key: `${index} of N`,
-    label: `${significant((item.low + item.high) / 2, 3)}N`,
+    label: item.high ? `${significant((item.low + item.high) / 2, 3)}N` : "unknown",
   }));
   return { values, of: (point) => values.findLast((item) => item.low <= Number(point.short) / Number(point.n)).key };
 }

@@ -49,8 +49,8 @@ const UNITS = [
   [1e3, "k"],
 ];
 
-/** An exact count with thousands separated: 9,007,199,254,740,993. */
-export const grouped = (count) => GROUPS.format(count);
+/** An exact count with thousands separated: 9,007,199,254,740,993; "–" for one that nobody knows. */
+export const grouped = (count) => (count === null || count === undefined ? "–" : GROUPS.format(count));
 
 /** Three significant digits with a unit: 1.05M. */
 export function short(count) {

@@ -355,6 +355,28 @@ def test_any_number_of_points_can_be_looked_at(
             assert last_y == pytest.approx(1 + (count - 1) * 1e-5)
 
 
+@needs_browser
+def test_observations_without_short_tokens_are_shown_as_unknown(
+    browser: BrowserContext, fresh: str, sessions: sessionmaker[Session]
+) -> None:
+    with sessions.begin() as session:
+        session.execute(text("INSERT INTO evaluators (id, spec) VALUES ('e', '{}')"))
+        session.execute(_MANY_SERIES, {"series": "released"})
+        session.execute(_MANY_OBSERVATIONS, {"series": "released", "last": 9})
+        session.execute(
+            text(
+                "INSERT INTO observations (series_id, evaluation_key, scale, n_params, long_tokens, short_seed,"
+                " long_seed, cluster, y, source) VALUES ('released', 'r', 'released', 1000, 500, 0, 0, 'model', 1.5, 'run')"
+            )
+        )
+    with _visit(browser, fresh) as page:
+        page.select_option("#series", "released")
+        expect(page.locator("#short-chips")).to_contain_text("unknown")
+        expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile(", 11 points"))
+        page.click("#rows summary")
+        expect(page.locator("#rows-table tbody")).to_contain_text("released1,000–500")
+
+
 _MANY_SERIES = text(
     "INSERT INTO series (id, label, family, protocol, rule, evaluator_id, metric)"
     " VALUES (:series, :series, 'f', 'constant', 'raw', 'e', 'log_longppl')"

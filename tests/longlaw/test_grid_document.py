@@ -42,5 +42,6 @@ def test_unknown_names_are_refused_wherever_they_stand(tmp_path: Path) -> None:
 
 
 def test_what_is_no_grid_is_left_to_the_service() -> None:
-    for odd in ({"scales": 3, "follow_ups": "x"}, {"recipe": [], "evaluation": None}, {}):
+    odd_ones: list[dict[str, Any]] = [{"scales": 3, "follow_ups": "x"}, {"recipe": [], "evaluation": None}, {}]
+    for odd in odd_ones:
         assert resolve_corpora(dict(odd), "nowhere") == odd
