@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from workers.chunking import chunk_windows
+from workers.last_layer import last_states
 from workers.spec import Chunking
 
 Ids = npt.NDArray[np.int64]
@@ -207,10 +208,11 @@ def _hidden_batches(model: Any, passes: Sequence[Pass], batch_tokens: int) -> It
         for row, index in enumerate(batch):
             ids = passes[index].ids[: _input_length(passes[index])]
             inputs[row, : len(ids)] = torch.from_numpy(ids)
-        hidden = model.base_model(input_ids=inputs.to(device), use_cache=False).last_hidden_state
+        first = min(int(passes[index].positions.min()) for index in batch) - 1
+        hidden = last_states(model, inputs.to(device), first=first)
         rows = np.repeat(np.arange(len(batch)), [len(passes[index].positions) for index in batch])
         positions = np.concatenate([passes[index].positions for index in batch])
-        yield batch, hidden[torch.from_numpy(rows), torch.from_numpy(positions - 1)]
+        yield batch, hidden[torch.from_numpy(rows), torch.from_numpy(positions - 1 - first)]
 
 
 def _target_logits(
