@@ -122,13 +122,14 @@ def _wait_for_fits(console: Console, client: Client, stack: Stack, grid_id: str)
 def _is_fitted(client: Client, series: str) -> bool:
     """Whether no fit of the series is on its way; that of all rows and those with held-out rows are queued together."""
     rows = list(client.observations(series=series))
-    if len({(row.n_params, row.short_tokens, row.long_tokens) for row in rows}) < LONG_CONTEXT.n_parameters:
+    usable = [row for row in rows if row.short_tokens is not None]  # the law has a term of D_s
+    if len({(row.n_params, row.short_tokens, row.long_tokens) for row in usable}) < LONG_CONTEXT.n_parameters:
         return True
     fits = list(client.fits(series=series))
     if any(fit.state in ("PENDING", "RUNNING") for fit in fits):
         return False
     pooled = next((fit for fit in fits if fit.holdout is None), None)
-    return pooled is not None and (pooled.state == "FAILED" or (pooled.n_observations or 0) >= len(rows))
+    return pooled is not None and (pooled.state == "FAILED" or (pooled.n_observations or 0) >= len(usable))
 
 
 @contextlib.contextmanager

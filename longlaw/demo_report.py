@@ -55,7 +55,8 @@ def _by_tokens(cells: Sequence[Cell], series_id: str, value: Value) -> Table:
         table.add_column(title, justify="left" if title == "scale" else "right")
     for (n_params, scale, short_tokens, *seeds), values in sorted(rows.items()):
         shown = [f"{seeds[0]}/{seeds[1]}"] if many_seeds else []
-        table.add_row(scale, f"{n_params:,}", f"{short_tokens:,}", *shown, *(values.get(c, "") for c in columns))
+        short = "unknown" if short_tokens is None else f"{short_tokens:,}"
+        table.add_row(scale, f"{n_params:,}", short, *shown, *(values.get(c, "") for c in columns))
     return table
 
 

@@ -130,6 +130,17 @@ def test_settings_that_the_library_ignores_are_caught_by_the_built_frequencies(t
     changed_too_late.config.rope_parameters["rope_theta"] = 5e6
     with pytest.raises(ModelMismatchError, match=r"rotates with base 500000"):
         check_model(changed_too_late, shape, rope_base=5e6)
+    changed_too_late.save_pretrained(tmp_path / "saved")  # which keeps the base that it never rotated with
+    with pytest.raises(ModelMismatchError, match=r"rotates with base 5e\+06"):
+        check_model(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), shape, rope_base=5e5)
+
+
+def test_weights_kept_in_half_precision_are_trained_in_full(tmp_path: Path) -> None:
+    """The library opens a model in the precision it was saved in."""
+    folder = llama_folder(tmp_path / "released")
+    AutoModelForCausalLM.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
+    shape = add_model(folder, tmp_path / "store")
+    assert {parameter.dtype for parameter in opened(shape, tmp_path / "store").parameters()} == {torch.float32}
 
 
 def test_interpolation_that_was_not_asked_for_is_caught(tmp_path: Path) -> None:
