@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -131,6 +131,9 @@ def resolve_scale(
     settings["optimizer"] = places.attempt(
         "long", "optimizer", lambda: resolve_optimizer(settings["optimizer"]), resolve_optimizer({})
     )
+    another = short is not None and type(short.optimizer) is not type(settings["optimizer"])
+    if another and settings["optimizer_state"] == "carry":
+        places.note("long", "optimizer_state", "the short stage has another optimizer, so it must be fresh")
 
     def stage_of(given: Mapping[str, Any], *more: str | int) -> LongStage:
         """The long stage, or a phase of it."""
@@ -168,7 +171,9 @@ def resolve_scale(
     else:
         resolved = _phases(settings, phases, shape.n_params, stage_of, tolerance, places)
     how = execution_of(execution, scale.execution)
-    _check_execution(how, name, [*([short] if short is not None else []), *(p.stage for p in resolved)], problems)
+    for stage in (*([short] if short is not None else []), *(phase.stage for phase in resolved)):
+        if misfit := execution_problem(how, stage):
+            problems.append(Problem(pointer=pointer("scales", name, "execution"), message=misfit))
     return ResolvedScale(
         name=name,
         shape=shape,
@@ -180,18 +185,13 @@ def resolve_scale(
     )
 
 
-def _check_execution(
-    how: Execution, name: str, stages: Sequence[ShortStage | LongStage], problems: list[Problem]
-) -> None:
-    """Every process takes whole sequences, the same number of each batch."""
-    for stage in stages:
-        at = pointer("scales", name, "execution")
-        if stage.batch_sequences % how.processes:
-            message = f"{how.processes} processes do not divide a batch of {stage.batch_sequences} sequences"
-            problems.append(Problem(pointer=at, message=message))
-        elif how.micro_batch_tokens is not None and how.micro_batch_tokens < stage.seq_len:
-            message = f"micro_batch_tokens {how.micro_batch_tokens:,} do not hold a sequence of {stage.seq_len:,}"
-            problems.append(Problem(pointer=at, message=message))
+def execution_problem(how: Execution, stage: ShortStage | LongStage) -> str | None:
+    """Why a stage cannot be run so, if it cannot: every process takes whole sequences, as many as all others."""
+    if stage.batch_sequences % how.processes:
+        return f"{how.processes} processes do not divide a batch of {stage.batch_sequences} sequences"
+    if how.micro_batch_tokens is not None and how.micro_batch_tokens < stage.seq_len:
+        return f"micro_batch_tokens {how.micro_batch_tokens:,} do not hold a sequence of {stage.seq_len:,}"
+    return None
 
 
 def _short_stage(scale: ShapeScale, recipe: Recipe, places: _Places) -> ShortStage:

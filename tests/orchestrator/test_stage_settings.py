@@ -67,7 +67,7 @@ def test_settings_written_out_at_their_defaults_are_the_same_recipe() -> None:
 
 def test_muon_has_one_weight_decay_and_adamw_beside_it() -> None:
     optimizer = {"name": "muon", "rate_ratio": 20, "momentum": 0.9, "weight_decay": 0.2, "beta2": 0.98}
-    grid = parse_grid(with_long(optimizer=optimizer))
+    grid = parse_grid(with_long(optimizer=optimizer, optimizer_state="fresh"))
     expected = Muon(rate_ratio=20.0, momentum=0.9, weight_decay=0.2, adamw=AdamW(beta2=0.98, weight_decay=0.2))
     assert grid.resolve("a").long.optimizer == expected
     short = grid.resolve("a").short
@@ -79,6 +79,14 @@ def test_muon_has_one_weight_decay_and_adamw_beside_it() -> None:
 def test_settings_of_muon_without_muon_and_muon_without_its_rate_are_refused() -> None:
     assert "give name: muon" in messages(with_long(optimizer={"momentum": 0.9}))["/recipe/long/optimizer"]
     assert "needs rate_ratio" in messages(with_long(optimizer={"name": "muon"}))["/recipe/long/optimizer"]
+
+
+def test_state_of_another_optimizer_is_not_carried() -> None:
+    muon = {"name": "muon", "rate_ratio": 20}
+    assert "must be fresh" in messages(with_long(optimizer=muon))["/recipe/long/optimizer_state"]
+    both = with_long(optimizer=muon)
+    both["recipe"]["short"]["optimizer"] = muon
+    assert parse_grid(both).resolve("a").long.optimizer_state == "carry"
 
 
 def test_abf_is_the_base_itself() -> None:
