@@ -71,6 +71,7 @@ def run_probes(
             the model's tokens (`workers.documents.retokenized` where those are not the corpus's).
         beginning_id: Put before every prompt; as in LongPPL, not before the documents of `PositionLoss`.
         batch_tokens: Changes memory and speed only.
+        report: Called before every probe, and before every sample of RULER.
 
     Raises:
         ProbeError: if a probe cannot be made as asked for; the message says what would fit.
@@ -95,7 +96,13 @@ def run_probes(
                 case Ruler():
                     texts = [window.text for window in windows]
                     metrics += run_ruler(
-                        model, tokenizer, probe, texts=texts, seed=probe_set.seed, beginning_id=beginning_id
+                        model,
+                        tokenizer,
+                        probe,
+                        texts=texts,
+                        seed=probe_set.seed,
+                        beginning_id=beginning_id,
+                        report=report,
                     )
         except ProbeError as error:
             raise ProbeError(f"probes[{done}] ({probe.kind}): {error}") from error

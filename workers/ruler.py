@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from workers.errors import ProbeError
 from workers.model import ConvolvedProjection
 from workers.probe_spec import RULER_ANSWER_TOKENS, Ruler, RulerTask
+from workers.progress import Report, unreported
 from workers.results import Metric
 from workers.ruler_questions import Question, cloze_questions, read_questions
 from workers.ruler_tasks import Draft, Maker, maker_of
@@ -57,6 +58,7 @@ def run_ruler(
     texts: Sequence[str],
     seed: int,
     beginning_id: int | None = None,
+    report: Report = unreported,
 ) -> list[Metric]:
     """`ruler_score` (0 to 100) of every task, and `ruler_mean` over them if there are several.
 
@@ -66,10 +68,12 @@ def run_ruler(
     metrics = []
     for task in probe.tasks:
         samples = make_samples(task, probe, tokenizer, texts=texts, seed=seed, beginning_id=beginning_id)
-        predictions = [
-            answer(model, tokenizer, sample.text, max_tokens=RULER_ANSWER_TOKENS[task], beginning_id=beginning_id)
-            for sample in samples
-        ]
+        predictions = []
+        for sample in samples:
+            report(f"ruler, {task}", sample.index, len(samples))
+            predictions.append(
+                answer(model, tokenizer, sample.text, max_tokens=RULER_ANSWER_TOKENS[task], beginning_id=beginning_id)
+            )
         match = string_match_part if task.startswith("qa_") else string_match_all
         value = match(predictions, [sample.answers for sample in samples])
         metrics.append(
