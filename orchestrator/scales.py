@@ -39,8 +39,7 @@ class Phase:
 class ResolvedScale:
     """One scale. A model from a folder has no `short` stage; its D_s is `short_tokens_seen`, None where unknown.
 
-    Under `constant` the long stage's final_rate_ratio is 1. `head_dim` and `rope_base` are those of the model as the
-    long stage finds it, where they are known.
+    Under `constant` the long stage's final_rate_ratio is 1. `head_dim` is the width of a head, where it is known.
     """
 
     name: str
@@ -69,6 +68,15 @@ class ResolvedScale:
     def step_in_phase(self, step: int) -> int:
         """Updates of the phase of `step` that are done there."""
         return step - self.phases[self.phase_at(step)].start_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Before:
+    """What an extension starts from, where it is known: the base and the length so far, and the width of a head."""
+
+    base: float | None
+    length: int | None
+    head_dim: int | None
 
 
 class _Places:
@@ -109,69 +117,22 @@ def resolve_scale(
     """
     shape = shape_of(scale, recipe)
     places = _Places(name, scale, problems)
-    short, head_dim, old_base, old_length = None, None, None, None
     if isinstance(scale, ShapeScale):
-        short = _short_stage(scale, recipe, places)
         assert isinstance(shape, ModelShape)
-        head_dim, old_base, old_length = shape.head_dim, short.rope_base, short.seq_len
+        short = _short_stage(scale, recipe, places)
+        before = _Before(base=short.rope_base, length=short.seq_len, head_dim=shape.head_dim)
     else:
-        head_dim, old_base = scale.model.head_dim, scale.model.rope_base
-
-    settings = merged(LONG_DEFAULTS, recipe.long, scale.long)
-    if short is None:
-        if settings["start_rate"] == "inherit":
-            places.note("long", "start_rate", "needs a value: a model from a folder has no rate to go on with")
-            settings["start_rate"] = 1.0
-        settings["optimizer_state"] = "fresh"
-    elif settings["start_rate"] == "inherit":
-        settings["start_rate"] = short.end_rate
-    if protocol == "constant":
-        settings |= {"final_rate_ratio": 1.0, "decay_shape": "linear"}
-    phases = settings.pop("stages", ())
-    settings["optimizer"] = places.attempt(
-        "long", "optimizer", lambda: resolve_optimizer(settings["optimizer"]), resolve_optimizer({})
-    )
-    another = short is not None and type(short.optimizer) is not type(settings["optimizer"])
-    if another and settings["optimizer_state"] == "carry":
-        places.note("long", "optimizer_state", "the short stage has another optimizer, so it must be fresh")
-
-    def stage_of(given: Mapping[str, Any], *more: str | int) -> LongStage:
-        """The long stage, or a phase of it."""
-        given = dict(given)
-        data = {key: given.pop(key) for key in list(given) if key in _OF_DATA}
-        corpus = given.pop("corpus", recipe.corpus)
-        mix = places.attempt(
-            "long",
-            "stages" if more else "blended" if data.get("blended") else "full_length_share",
-            lambda: resolve_data(data, corpus=corpus, split="long"),
-            DataMix(corpus=corpus, split="long"),
-            *more,
-        )
-        yarn: Yarn | None = None
-        no_rope: tuple[float, Yarn | None] = (10_000.0, None)
-        if "rope" in given:
-            rope = RopeSettings(**given.pop("rope"))
-            given["rope_base"], yarn = places.attempt(
-                "long",
-                "stages" if more else "rope",
-                lambda: resolve_rope(
-                    rope,
-                    seq_len=given["seq_len"],
-                    old_base=old_base,
-                    old_length=old_length,
-                    head_dim=head_dim,
-                ),
-                no_rope,
-                *more,
-            )
-        return LongStage(**given, data=mix, yarn=yarn)
-
-    if not phases:
-        resolved = [Phase(start_step=0, stage=stage_of(settings))]
+        short = None
+        before = _Before(base=scale.model.rope_base, length=None, head_dim=scale.model.head_dim)
+    settings = _long_settings(scale, recipe, protocol, short, places)
+    phases = settings.pop("stages", None)
+    if phases is None:
+        resolved = [Phase(start_step=0, stage=_long_stage(settings, recipe.corpus, before, places))]
     else:
-        resolved = _phases(settings, phases, shape.n_params, stage_of, tolerance, places)
+        resolved = _phases(settings, phases, recipe.corpus, before, shape.n_params, tolerance, places)
     how = execution_of(execution, scale.execution)
-    for stage in (*([short] if short is not None else []), *(phase.stage for phase in resolved)):
+    stages: list[ShortStage | LongStage] = [phase.stage for phase in resolved]
+    for stage in stages if short is None else [short, *stages]:
         if misfit := execution_problem(how, stage):
             problems.append(Problem(pointer=pointer("scales", name, "execution"), message=misfit))
     return ResolvedScale(
@@ -180,7 +141,7 @@ def resolve_scale(
         short=short,
         phases=tuple(resolved),
         short_tokens_seen=scale.short_tokens_seen if isinstance(scale, FolderScale) else None,
-        head_dim=head_dim,
+        head_dim=before.head_dim,
         execution=how,
     )
 
@@ -210,11 +171,68 @@ def _short_stage(scale: ShapeScale, recipe: Recipe, places: _Places) -> ShortSta
     )
 
 
+def _long_settings(
+    scale: ShapeScale | FolderScale, recipe: Recipe, protocol: Protocol, short: ShortStage | None, places: _Places
+) -> dict[str, Any]:
+    """The settings of the long stage with the optimizer, and what it takes over from the short stage, resolved."""
+    settings = merged(LONG_DEFAULTS, recipe.long, scale.long)
+    given = settings["optimizer"]
+    settings["optimizer"] = places.attempt("long", "optimizer", lambda: resolve_optimizer(given), resolve_optimizer({}))
+    if short is None:
+        if settings["start_rate"] == "inherit":
+            places.note("long", "start_rate", "needs a value: a model from a folder has no rate to go on with")
+            settings["start_rate"] = 1.0
+        settings["optimizer_state"] = "fresh"
+    else:
+        if settings["start_rate"] == "inherit":
+            settings["start_rate"] = short.end_rate
+        if settings["optimizer_state"] == "carry" and type(short.optimizer) is not type(settings["optimizer"]):
+            places.note("long", "optimizer_state", "the short stage has another optimizer, so it must be fresh")
+    if protocol == "constant":
+        settings |= {"final_rate_ratio": 1.0, "decay_shape": "linear"}
+    return settings
+
+
+def _long_stage(
+    settings: Mapping[str, Any], corpus: str, before: _Before, places: _Places, *phase: str | int
+) -> LongStage:
+    """The long stage, or a phase of it by its number."""
+    given = dict(settings)
+    data = {key: given.pop(key) for key in list(given) if key in _OF_DATA}
+    corpus = given.pop("corpus", corpus)
+    mix = places.attempt(
+        "long",
+        "stages" if phase else "blended" if data.get("blended") else "full_length_share",
+        lambda: resolve_data(data, corpus=corpus, split="long"),
+        DataMix(corpus=corpus, split="long"),
+        *phase,
+    )
+    unknown: tuple[float, Yarn | None] = (10_000.0, None)
+    rope_base, yarn = given.pop("rope_base", None), None
+    if "rope" in given:
+        rope = RopeSettings(**given.pop("rope"))
+        rope_base, yarn = places.attempt(
+            "long",
+            "stages" if phase else "rope",
+            lambda: resolve_rope(
+                rope,
+                seq_len=given["seq_len"],
+                old_base=before.base,
+                old_length=before.length,
+                head_dim=before.head_dim,
+            ),
+            unknown,
+            *phase,
+        )
+    return LongStage(**given, rope_base=rope_base, yarn=yarn, data=mix)
+
+
 def _phases(
     settings: Mapping[str, Any],
     given: tuple[Mapping[str, Any], ...],
+    corpus: str,
+    before: _Before,
     n_params: int,
-    stage_of: Callable[..., LongStage],
     tolerance: float,
     places: _Places,
 ) -> list[Phase]:
@@ -239,7 +257,7 @@ def _phases(
         own["batch_sequences"] = max(1, tokens_per_step // seq_len)
         if number:
             own["optimizer_state"] = "carry"
-        phases.append(Phase(start_step=start_step, stage=stage_of(base | own, number)))
+        phases.append(Phase(start_step=start_step, stage=_long_stage(base | own, corpus, before, places, number)))
         last = number == len(given) - 1
         if (until is None) != last:
             message = "the last phase is open and has no until" if last else "is required: where the next phase begins"
