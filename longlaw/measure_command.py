@@ -69,7 +69,7 @@ def measure_command(
     selector = _reference(reference)
     measured, own_tokenizer = load_model(model, tokenizer_file=tokenizer)
     with _progress() as report:
-        corpus = _corpus(documents, reference, root, least=least, first=first, length=length, report=report)
+        corpus = _corpus(documents, reference, root, least=least, first=first, report=report)
         evaluator = Evaluator(
             reference=selector,
             documents=EvaluationDocuments(
@@ -91,12 +91,10 @@ def measure_command(
         _show(found)
 
 
-def _corpus(
-    documents: str, reference: str, store: Path, *, least: int, first: int | None, length: int, report: Report
-) -> Corpus:
+def _corpus(documents: str, reference: str, store: Path, *, least: int, first: int | None, report: Report) -> Corpus:
     """A corpus of the store with this name, else one that is only measured, of the texts at this path.
 
-    Such texts are cut by the reference's tokenizer, so that every evaluated model gets the same ones.
+    Such texts are counted and later cut by the reference's tokenizer, so that every evaluated model gets the same ones.
     """
     names = corpus_names(store)
     if documents in names:
@@ -116,7 +114,7 @@ def _corpus(
         name=f"measured-{re.sub('[^A-Za-z0-9._-]', '-', path.stem)}",
         tokenizer_file=Path(reference) / "tokenizer.json",
         end_of_text=_end_of_text(Path(reference)),
-        held_out=HeldOutSource(source=source_at(path), min_tokens=least, max_tokens=length, first=first),
+        held_out=HeldOutSource(source=source_at(path), min_tokens=least, first=first),
         report=report,
     )
     return open_corpus(store, manifest.hash)

@@ -37,8 +37,8 @@ def evaluation_windows(corpus: Corpus, documents: EvaluationDocuments) -> tuple[
     if length < 2 or count < 1:
         raise CorpusError(f"evaluation needs windows of at least 2 tokens, and at least one, not {count} of {length}")
     least = documents.min_length
-    if least is not None and not 2 <= least <= length:
-        raise CorpusError(f"min_length {least} must lie between 2 and the length, {length}")
+    if least is not None and least < 2:
+        raise CorpusError(f"min_length {least}: a document of fewer than 2 tokens has nothing to predict")
     sizes = [len(document.tokens) for document in corpus.held_out]
     if least is None:
         places = sorted((turn, index) for index, size in enumerate(sizes) for turn in range(size // length))

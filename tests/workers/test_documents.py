@@ -37,8 +37,17 @@ def test_too_few_long_documents_are_refused_with_their_number(corpus: Corpus) ->
     documents = EvaluationDocuments(corpus=corpus.hash, count=99, length=400, min_length=2)
     with pytest.raises(CorpusError, match=f"has {len(corpus.held_out)} held-out windows of 2 tokens, 99 are asked for"):
         evaluation_windows(corpus, documents)
-    with pytest.raises(CorpusError, match="min_length 500 must lie between 2 and the length, 400"):
-        evaluation_windows(corpus, replace(documents, min_length=500))
+    with pytest.raises(CorpusError, match="min_length 1: a document of fewer than 2 tokens"):
+        evaluation_windows(corpus, replace(documents, min_length=1))
+
+
+def test_a_least_length_may_exceed_the_length(corpus: Corpus) -> None:
+    longest = max(len(document.tokens) for document in corpus.held_out)
+    documents = EvaluationDocuments(corpus=corpus.hash, count=1, length=50, min_length=longest)
+    (window,) = evaluation_windows(corpus, documents)
+    assert len(window.tokens) == 50
+    with pytest.raises(CorpusError, match="has 0 held-out windows"):
+        evaluation_windows(corpus, replace(documents, min_length=longest + 1))
 
 
 def test_a_least_length_is_part_of_the_identity_and_its_absence_is_not() -> None:
