@@ -32,7 +32,7 @@ from workers.progress import Report, unreported
 from workers.reference_cache import KeyTokens, key_tokens
 from workers.results import DocumentScore, Evaluation
 from workers.spec import EvaluationRun, Evaluator
-from workers.token_losses import BATCH_TOKENS, full_losses, local_losses
+from workers.token_losses import BATCH_TOKENS, check_head, full_losses, local_losses
 
 Losses = npt.NDArray[np.floating]
 
@@ -44,7 +44,8 @@ def evaluate(run: EvaluationRun, *, store: Path) -> Evaluation:
         store: The store's root; checkpoint paths are relative to it, and the reference's losses are kept in it.
 
     Raises:
-        CheckpointError, MergeError, ModelMismatchError: if the checkpoints do not yield the model.
+        CheckpointError, MergeError, ModelMismatchError, MeasurementError: if the checkpoints do not yield the model, or
+            one that cannot be measured.
         CorpusError, ReferenceModelError: if documents or key tokens are not to be had.
         DivergedError: if the model yields losses that are not finite.
     """
@@ -59,13 +60,16 @@ def snapshot_model(run: EvaluationRun | ProbeRun, *, store: Path, max_positions:
 
     Raises:
         CheckpointError, MergeError, ModelMissingError, ModelMismatchError: if the checkpoints do not yield the model.
+        MeasurementError: if the model is of a kind that cannot be measured.
     """
     model = open_model(
         run.shape, rope_base=run.rope_base, max_positions=max_positions, store=store, seed=0, yarn=run.yarn
     )
     if run.sources:  # else a folder's model as it came
         load_weights(model, merge([verify(store, source) for source in run.sources], run.snapshot.rule))
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    placed = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    check_head(placed)
+    return placed
 
 
 def measure(

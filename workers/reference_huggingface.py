@@ -14,15 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from workers.corpus import Corpus, tokenizer_hash
 from workers.documents import Window, retokenized
-from workers.errors import ReferenceModelError
+from workers.errors import MeasurementError, ReferenceModelError
 from workers.progress import Report, unreported
 from workers.reference import ReferenceLosses
 from workers.spec import Chunking
-from workers.token_losses import BATCH_TOKENS, full_losses, local_losses
-
-#: Tokens of a trial run that compares the model's own logits with backbone and head taken apart.
-_TRIAL_TOKENS = 8
-_TRIAL_TOLERANCE = 1e-2
+from workers.token_losses import BATCH_TOKENS, check_head, full_losses, local_losses
 
 
 class HuggingFaceReference:
@@ -117,11 +113,8 @@ def _load_weights(folder: Path) -> Any:
             names = ", ".join(sorted(map(str, report[problem]))[:5])
             raise ReferenceModelError(f"{folder}: weights and config.json do not agree: {problem} {names}")
     model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-    with torch.inference_mode():
-        ids = torch.arange(_TRIAL_TOKENS, device=model.device)[None] % model.config.vocab_size
-        own = model(input_ids=ids, use_cache=False).logits.float()
-        head = model.get_output_embeddings()
-        apart = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
-    if not torch.allclose(own, apart, atol=_TRIAL_TOLERANCE, rtol=_TRIAL_TOLERANCE):
-        raise ReferenceModelError(f"{folder}: this model changes its logits after the head, which is not supported")
+    try:
+        check_head(model)
+    except MeasurementError as error:
+        raise ReferenceModelError(f"{folder}: {error}") from error
     return model

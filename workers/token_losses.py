@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from workers.chunking import chunk_windows
+from workers.errors import MeasurementError
 from workers.last_layer import last_states
 from workers.spec import Chunking
 
@@ -29,6 +30,9 @@ BATCH_TOKENS = 8192
 #: Rows and columns of one tile of logits: 1 MiB on a CPU, which its cache holds; enough work for a GPU's arithmetic.
 _CPU_TILE = (512, 512)
 _CUDA_TILE = (4096, 16_384)
+#: Tokens of a trial that compares the model's own logits with backbone and head taken apart.
+_TRIAL_TOKENS = 8
+_TRIAL_TOLERANCE = 1e-2
 
 
 def _unreported(done: int, total: int) -> None:
@@ -41,6 +45,24 @@ class Pass:
 
     ids: Ids
     positions: Ids
+
+
+def check_head(model: Any) -> None:
+    """Makes sure that the model's logits are what its head makes of its last states, as everything here takes them.
+
+    Raises:
+        MeasurementError: if the model scales, caps or moves them afterwards.
+    """
+    head = model.get_output_embeddings()
+    ids = torch.arange(_TRIAL_TOKENS, device=head.weight.device)[None] % head.weight.shape[0]
+    model.eval()
+    with torch.inference_mode():
+        own = model(input_ids=ids, use_cache=False).logits.float()
+        apart = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if not torch.allclose(own, apart, atol=_TRIAL_TOLERANCE, rtol=_TRIAL_TOLERANCE, equal_nan=True):
+        raise MeasurementError(
+            f"{type(model).__name__} with this configuration changes its logits after the head, which is not supported"
+        )
 
 
 def score(

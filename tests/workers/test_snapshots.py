@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import CohereConfig, CohereForCausalLM, PreTrainedModel
 
 from tests.workers.tiny_evaluation import LENGTH, evaluator_of, model_folder, repeating_corpus
 from tests.workers.tiny_training import SHAPE, long_stage, segment_of
 from workers import checkpoint
 from workers.corpus import Corpus
 from workers.documents import evaluation_windows
-from workers.errors import DivergedError
+from workers.errors import DivergedError, MeasurementError
 from workers.folder_model import add_model
 from workers.longppl import evaluate, snapshot_model
 from workers.model import build_model, open_model
@@ -145,6 +145,34 @@ def test_a_model_from_a_folder_is_measured_with_its_checkpoint_s_weights_and_the
         other = snapshot_model(stretched, store=store, max_positions=LENGTH)(input_ids=ids).logits
     assert not torch.allclose(other, model(input_ids=ids).logits, atol=1e-3)
     assert len(evaluate_probes(probe_run(corpus, sources, shape), store=store)) > 10
+
+
+def test_a_folder_s_model_that_changes_its_logits_after_the_head_is_refused(
+    corpus: Corpus, store: Path, tmp_path: Path
+) -> None:
+    """Losses from the head alone would be those of another model."""
+    torch.manual_seed(0)
+    config = CohereConfig(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.5,
+        logit_scale=0.25,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    CohereForCausalLM(config).save_pretrained(tmp_path / "scaled")
+    shape = add_model(tmp_path / "scaled", store)
+    sources = saved(store, corpus, [open_model(shape, rope_base=1e5, max_positions=LENGTH, store=store, seed=0)])
+    run = EvaluationRun(
+        snapshot=snapshot_of(sources), sources=sources, evaluator=evaluator_of(corpus), shape=shape, rope_base=1e5
+    )
+    with pytest.raises(MeasurementError, match="changes its logits after the head"):
+        evaluate(run, store=store)
 
 
 def test_what_is_measured_otherwise_has_another_name(corpus: Corpus) -> None:
