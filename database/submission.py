@@ -33,6 +33,7 @@ from database.observations import record_observations
 from database.specs import to_json
 from database.work import OPEN_STATES
 from workers import spec
+from workers.probe_spec import ProbeSet
 from workers.spec import Execution
 
 #: The number of the advisory lock that lets one submission in at a time: the letters "submit" as an integer.
@@ -133,7 +134,7 @@ class Submission:
     """Everything that a grid brings into the database."""
 
     grid: NewGrid
-    evaluators: tuple[spec.Evaluator, ...]
+    evaluators: tuple[spec.Evaluator | ProbeSet, ...]
     series: tuple[NewSeries, ...]
     segments: tuple[ClaimOnSegment, ...]
     evaluations: tuple[ClaimOnEvaluation, ...]

@@ -81,6 +81,7 @@ def _mentions(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for owner in (document, *follow_ups):
         evaluation = _part(owner, "evaluation")
         yield _part(evaluation, "documents"), "corpus"
+        yield _part(_part(evaluation, "probes"), "documents"), "corpus"
         reference = _part(evaluation, "reference")
         if reference.get("kind") == "copy":  # of another reference it is the digest of a model's weights
             yield reference, "digest"

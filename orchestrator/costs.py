@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workers.probe_spec import ProbeSet
 from workers.spec import AdamW, Evaluator, FolderModel, ModelShape, Muon
 
 _BYTES = 4  # float32
@@ -16,12 +17,14 @@ def checkpoint_bytes(shape: ModelShape | FolderModel, optimizer: AdamW | Muon) -
     return _BYTES * ((1 + moments) * shape.n_params + 3 * shape.embedding_params)
 
 
-def evaluation_flops(shape: ModelShape | FolderModel, evaluator: Evaluator) -> int:
+def evaluation_flops(shape: ModelShape | FolderModel, evaluator: Evaluator | ProbeSet) -> int:
     """Operations of measuring one snapshot: the full-context pass and, for the gap, the local chunks of every document.
 
     A chunk is `length + stride` tokens long and there is one for every `stride` tokens past the first. The reference's
-    own passes are made once for all snapshots and are not part of this.
+    own passes are made once for all snapshots and are not part of this. Of probes, the passes over their prompts.
     """
+    if isinstance(evaluator, ProbeSet):
+        return evaluator.forward_tokens * shape.forward_flops_per_token(evaluator.longest)
     documents, chunking = evaluator.documents, evaluator.chunking
     per_document = documents.length * shape.forward_flops_per_token(documents.length)
     if evaluator.short_context_gap and documents.length > chunking.length:

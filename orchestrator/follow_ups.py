@@ -11,8 +11,8 @@ from orchestrator.cells import AskedCell, AskedCells, rules_in_steps
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid import FollowUpSettings, Grid
 from orchestrator.grid_problems import pointer
-from orchestrator.recipe import resolve_evaluator
-from orchestrator.scales import ResolvedScale
+from orchestrator.recipe import EvaluationSettings, resolve_evaluator
+from orchestrator.scales import ResolvedScale, execution_problem
 from orchestrator.stage_settings import DATA_FIELDS, resolve_data, resolve_rope
 from workers.spec import Evaluator, LongStage, ObservationRule, steps_for
 
@@ -26,6 +26,7 @@ class AskedFollowUp:
     rule: ObservationRule
     stage: LongStage
     steps: int
+    evaluation: EvaluationSettings
     evaluator: Evaluator
 
 
@@ -87,6 +88,8 @@ def _of_scale(
         stage = stages[phase]
         if stage is None:
             continue
+        if misfit := execution_problem(scale.execution, stage):
+            problems.append(Problem(pointer=at, message=f"scale {scale.name}: {misfit}"))
         tokens = settings.tokens.tokens_for(scale.shape.n_params)
         if misfit := rounding_problem(tokens, stage.tokens_per_step, grid.rounding_tolerance):
             problems.append(Problem(pointer=f"{at}/tokens", message=f"scale {scale.name}: {misfit}"))
@@ -97,6 +100,7 @@ def _of_scale(
             rule=rule,
             stage=stage,
             steps=steps_for(tokens, stage.tokens_per_step),
+            evaluation=settings.evaluation or grid.evaluation,
             evaluator=evaluator,
         )
 

@@ -27,6 +27,7 @@ from orchestrator.errors import GridError, Problem
 from orchestrator.fields import Count, Label, Natural, Positive, Ratio, Real, Settings, TokenBudget
 from orchestrator.grid_file import DocumentFormat, read_document
 from orchestrator.grid_problems import ALTERNATIVES, pointer, problems_of
+from orchestrator.probe_settings import probe_problems
 from orchestrator.recipe import (
     EvaluationSettings,
     ExecutionSettings,
@@ -34,6 +35,7 @@ from orchestrator.recipe import (
     Recipe,
     Scale,
     missing_settings,
+    resolve_evaluator,
 )
 from orchestrator.scales import ResolvedScale, resolve_scale
 from orchestrator.stage_settings import DataSettings, RopeSettings, StartRate
@@ -281,9 +283,24 @@ def parse_grid(document: object) -> Grid:
         if not missing:
             for name in grid.scales:
                 grid._resolve(name, problems)
+        problems += _probe_misfits(grid)
     if problems or grid is None:
         raise GridError(problems)
     return grid
+
+
+def _probe_misfits(grid: Grid) -> list[Problem]:
+    """Probes that cannot be, of the grid's own evaluation and of its follow-ups'."""
+    evaluations = [("/evaluation", grid.evaluation)]
+    for index, follow_up in enumerate(grid.follow_ups):
+        if follow_up.evaluation is not None:
+            evaluations.append((pointer("follow_ups", index, "evaluation"), follow_up.evaluation))
+    problems = []
+    for at, evaluation in evaluations:
+        if evaluation.probes is not None:
+            documents = resolve_evaluator(evaluation, grid.recipe).documents
+            problems += probe_problems(evaluation.probes, documents, at=f"{at}/probes")
+    return problems
 
 
 def budget_list(budgets: Any, scale: str, *, at: str) -> list[tuple[str, Budget]]:

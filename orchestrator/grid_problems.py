@@ -14,6 +14,8 @@ from orchestrator.errors import Problem
 
 #: Tags of alternatives that pydantic mentions in a location though the document has no such key.
 ALTERNATIVES = ("<one>", "<list>", "<by scale>", "<shape>", "<model>")
+_PROBES = ("<position_loss>", "<passkey>", "<needle_loss>", "<retrieval_heads>", "<ruler>")
+_TAGS = (*ALTERNATIVES, *_PROBES)
 
 
 def pointer(*parts: str | int) -> str:
@@ -27,7 +29,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
     for found in error.errors(include_url=False):
         if found["type"] == "too_short" and found["input"]:
             continue  # the list has entries, each of them a problem of its own
-        place = [part for part in found["loc"] if part not in ALTERNATIVES and part != "[key]"]
+        place = [part for part in found["loc"] if part not in _TAGS and part != "[key]"]
         message = _message(found["type"], found["msg"], found["input"], found.get("ctx", {}))
         if found["type"] == "extra_forbidden":
             message = f"unknown key{_suggestion(str(place[-1]), _keys_at(model, found['loc'][:-1]))}"
@@ -39,6 +41,8 @@ def _message(kind: str, text: str, value: Any, context: dict[str, Any]) -> str:
     match kind:
         case "missing":
             return "is required"
+        case "union_tag_invalid":
+            return f"needs a kind: {', '.join(tag.strip('<>') for tag in _PROBES)}"
         case "value_error":
             return str(context["error"])
         case "greater_than":
@@ -78,7 +82,7 @@ def _keys_at(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
     """Keys of the model that lies at `place` within `model`; positions in lists and keys of mappings lead on to it."""
     annotation: Any = model
     for part in place:
-        if part in ALTERNATIVES:
+        if part in _TAGS:
             annotation = _tagged(annotation, str(part)) or annotation
         elif part in model.model_fields:
             annotation = model.model_fields[str(part)].annotation

@@ -27,9 +27,11 @@ from orchestrator.plan_values import (
     Series,
     evaluation_key,
 )
-from orchestrator.recipe import FolderScale, family_of, long_decay, resolve_evaluator
+from orchestrator.probe_settings import resolve_probes
+from orchestrator.recipe import EvaluationSettings, FolderScale, family_of, long_decay, resolve_evaluator
 from orchestrator.scales import ResolvedScale
 from orchestrator.trajectories import Draft, Trajectories, Trajectory
+from workers.probe_spec import ProbeSet
 from workers.spec import (
     CheckpointRef,
     Evaluator,
@@ -65,6 +67,7 @@ def plan(grid: Grid, known: Known | None = None) -> Plan:
     for cell in asked.cells:
         planner.add(cell)
     planner.add_diagnostics()
+    planner.add_probes()
     for follow_up in follow_ups:
         planner.add_follow_up(follow_up)
     planner.find_missing()
@@ -79,7 +82,8 @@ class _Planner:
         self.known = known
         self.family = family_of(grid.recipe)
         self.evaluator = resolve_evaluator(grid.evaluation, grid.recipe)
-        self.evaluators = {self.evaluator.id: self.evaluator}
+        self.evaluators: dict[str, Evaluator | ProbeSet] = {self.evaluator.id: self.evaluator}
+        self.probes = self._probes(grid.evaluation, self.evaluator)
         self.evaluator_id = self.evaluator.id
         self.trajectories = Trajectories(grid.protocol, known.segments)
         self.evaluations: dict[str, PlannedEvaluation] = {}
@@ -119,6 +123,29 @@ class _Planner:
                 if trajectory.decay is not None:
                     self._evaluation(trajectory, 0, _RAW, asked=False, short_stage=True)
 
+    def add_probes(self) -> None:
+        """Probes of the cells' models, or of those at the largest D_l of each trajectory; after all cells are there."""
+        if self.probes is None:
+            return
+        places: dict[tuple[int, ObservationRule], tuple[Trajectory, int]] = {}
+        everywhere = self.grid.evaluation.probes is not None and self.grid.evaluation.probes.at == "cells"
+        for cell, trajectory, _ in self.cells:  # by rising D_l
+            for rule in cell.rules.values():
+                step = cell.place.long_steps
+                if everywhere:
+                    self._evaluation(trajectory, step, rule, asked=False, evaluator_id=self.probes)
+                places[id(trajectory), rule] = trajectory, step
+        for (_, rule), (trajectory, step) in places.items():
+            self._evaluation(trajectory, step, rule, asked=False, evaluator_id=self.probes)
+
+    def _probes(self, evaluation: EvaluationSettings, evaluator: Evaluator) -> str | None:
+        """The id of the set of probes that goes with an evaluation, if one does."""
+        if evaluation.probes is None:
+            return None
+        probe_set = resolve_probes(evaluation.probes, evaluator.documents)
+        self.evaluators.setdefault(probe_set.id, probe_set)
+        return probe_set.id
+
     def add_follow_up(self, asked: AskedFollowUp) -> None:
         """A stage that begins at a cell's model, and the measuring of its end; after all cells are there."""
         trajectory = self.trajectories.through(asked.cell, counted=False)
@@ -129,16 +156,18 @@ class _Planner:
         evaluator_id = asked.evaluator.id
         self.evaluators.setdefault(evaluator_id, asked.evaluator)
         snapshot = Snapshot(segment=draft.id, step=asked.steps, rule=_RAW)
-        self._measure(
-            trajectory,
-            draft,
-            snapshot,
-            snapshot.sources,
-            long_steps=step,
-            evaluator_id=evaluator_id,
-            asked=False,
-            follow_up=asked.name,
-        )
+        probes = self._probes(asked.evaluation, asked.evaluator)
+        for measured_by in (evaluator_id, *([probes] if probes else [])):
+            self._measure(
+                trajectory,
+                draft,
+                snapshot,
+                snapshot.sources,
+                long_steps=step,
+                evaluator_id=measured_by,
+                asked=False,
+                follow_up=asked.name,
+            )
 
     def find_missing(self) -> None:
         """The steps to train: what open evaluations read, and the parent's where a segment has no start of its own."""
@@ -191,7 +220,14 @@ class _Planner:
         return self._scales[scale.name]
 
     def _evaluation(
-        self, trajectory: Trajectory, step: int, rule: ObservationRule, *, asked: bool, short_stage: bool = False
+        self,
+        trajectory: Trajectory,
+        step: int,
+        rule: ObservationRule,
+        *,
+        asked: bool,
+        short_stage: bool = False,
+        evaluator_id: str | None = None,
     ) -> str:
         """The key of measuring `rule` at `step` of a trajectory's long stage, or at the end of its short stage."""
         start = trajectory.short_checkpoint
@@ -204,7 +240,13 @@ class _Planner:
         snapshot = Snapshot(segment=draft.id, step=at, rule=rule)
         sources = snapshot.sources if step else (start,) if start is not None else ()
         return self._measure(
-            trajectory, draft, snapshot, sources, long_steps=step, evaluator_id=self.evaluator_id, asked=asked
+            trajectory,
+            draft,
+            snapshot,
+            sources,
+            long_steps=step,
+            evaluator_id=evaluator_id or self.evaluator_id,
+            asked=asked,
         )
 
     def _measure(
@@ -346,5 +388,9 @@ def _follow_up_tokens(segments: Sequence[PlannedSegment]) -> int:
     )
 
 
-def _without_digest(evaluator: Evaluator) -> bool:
-    return evaluator.reference.kind == "huggingface" and evaluator.reference.digest is None
+def _without_digest(evaluator: Evaluator | ProbeSet) -> bool:
+    return (
+        isinstance(evaluator, Evaluator)
+        and evaluator.reference.kind == "huggingface"
+        and evaluator.reference.digest is None
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.errors import Problem
+from workers.probe_spec import ProbeSet
 from workers.spec import (
     CheckpointRef,
     DecayShape,
@@ -112,7 +113,7 @@ class PlannedEvaluation:
 
     key: str
     snapshot: Snapshot
-    evaluator: Evaluator
+    evaluator: Evaluator | ProbeSet
     sources: tuple[CheckpointRef, ...]
     shape: ModelShape | FolderModel
     rope_base: float
@@ -172,7 +173,7 @@ class Plan:
     protocol: Protocol
     family: str
     evaluator: Evaluator
-    evaluators: tuple[Evaluator, ...]
+    evaluators: tuple[Evaluator | ProbeSet, ...]
     series: tuple[Series, ...]
     segments: tuple[PlannedSegment, ...]
     evaluations: tuple[PlannedEvaluation, ...]

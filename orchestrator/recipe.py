@@ -12,6 +12,7 @@ from orchestrator.budgets import parse_integer, shown
 from orchestrator.errors import Problem
 from orchestrator.fields import Count, Flag, Label, Natural, Place, Positive, Real, Settings, TokenBudget
 from orchestrator.grid_problems import ALTERNATIVES
+from orchestrator.probe_settings import ProbeSetSettings
 from orchestrator.stage_settings import LongSettings, ShortSettings, StageSettings, resolve_optimizer
 from workers.spec import (
     NUMERICS_VERSION,
@@ -163,7 +164,7 @@ class ChunkingSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """The evaluator, and where else to evaluate: at each multiple of `every`, and at D_l = 0 (`diagnose_zero`)."""
+    """The evaluator, where else to evaluate (each multiple of `every`, D_l = 0 with `diagnose_zero`), and `probes`."""
 
     reference: ReferenceSettings
     documents: DocumentSettings
@@ -173,6 +174,7 @@ class EvaluationSettings(Settings):
     short_context_gap: Flag = False
     every: TokenBudget | None = None
     diagnose_zero: Flag = False
+    probes: ProbeSetSettings | None = None
 
 
 SHORT_DEFAULTS: dict[str, Any] = {"rope_base": 10_000.0, "final_rate_ratio": 0.1, "copied_spans": 0.0}

@@ -74,6 +74,27 @@ COMMENTS = {
 }
 
 
+#: Probes measure no perplexity: the view leaves out evaluations that predicted nothing.
+MEASURED = "(state = 'SUCCEEDED'::text)"
+MEASURED_WITH_LOSSES = "((state = 'SUCCEEDED'::text) AND (all_count > 0))"
+END = "\n   FROM evaluations e"
+RULE_COLUMNS = (
+    ",\n    (rule ->> 'decay')::double precision AS rule_decay,"
+    "\n    (rule ->> 'density')::double precision AS rule_density"
+)
+#: As Postgres gives them back.
+RULE_COLUMNS_AS_KEPT = (
+    ",\n    ((rule ->> 'decay'::text))::double precision AS rule_decay,"
+    "\n    ((rule ->> 'density'::text))::double precision AS rule_density"
+)
+RULE_MEANINGS = {
+    "rule": "How checkpoints became the model evaluated: raw, last_m, one_sqrt, ema, dare or ties.",
+    "rule_m": "How many checkpoints were merged; 0 is all from the beginning of the segment.",
+    "rule_decay": "Base of the weights of ema for one spacing.",
+    "rule_density": "Share of coordinates that dare and ties keep.",
+}
+
+
 def upgrade() -> None:
     op.create_table(
         "training_points",
@@ -114,8 +135,13 @@ def upgrade() -> None:
         for column, meaning in columns.items():
             op.execute(f"COMMENT ON COLUMN research.{view}.{column} IS {_quoted(meaning)}")
 
+    _rewrite_longppl((MEASURED, MEASURED_WITH_LOSSES), (END, RULE_COLUMNS + END))
+    for column, meaning in RULE_MEANINGS.items():
+        op.execute(f"COMMENT ON COLUMN research.longppl.{column} IS {_quoted(meaning)}")
+
 
 def downgrade() -> None:
+    _rewrite_longppl((MEASURED_WITH_LOSSES, MEASURED), (RULE_COLUMNS_AS_KEPT, ""), anew=True)
     op.execute("DROP VIEW research.metrics")
     op.execute("DROP VIEW research.training")
     op.drop_table("metrics")
@@ -124,3 +150,15 @@ def downgrade() -> None:
 
 def _quoted(words: str) -> str:
     return "'" + words.replace("'", "''") + "'"
+
+
+def _rewrite_longppl(*changes: tuple[str, str], anew: bool = False) -> None:
+    """Makes the view from its own definition, so that all other columns stay what they are, word for word."""
+    found = op.get_bind().execute(sa.text("SELECT pg_get_viewdef(CAST('research.longppl' AS regclass))"))
+    definition = found.scalar_one()
+    for old, new in changes:
+        assert definition.count(old) == 1, definition
+        definition = definition.replace(old, new)
+    if anew:  # a view loses columns only with itself
+        op.execute("DROP VIEW research.longppl")
+    op.execute(f"CREATE OR REPLACE VIEW research.longppl AS {definition}".replace(":", "\\:"))

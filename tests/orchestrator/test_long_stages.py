@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from database.engine import create_engine
-from database.models import Checkpoint, Evaluation, Observation, Segment
+from database.models import CellEvaluation, Checkpoint, Evaluation, Metric, Observation, Segment
 from database.specs import segment_from_json
 from orchestrator.executor import RayExecutor
 from orchestrator.scheduler import Scheduler
@@ -30,6 +30,8 @@ from workers.spec import LongStage
 
 SETTINGS = SchedulerSettings(recovery_steps=50, backoff_s=0.1, poll_s=0.05, tend_s=0.2, stop_grace_s=2.0)
 DEADLINE_S = 240.0
+#: Not probes, which are evaluations without losses.
+MEASURED = Evaluation.all_count > 0
 #: Up to step 4 two sequences of 32, then one of 64 with a higher base.
 STAGES = [
     {"until": 4 * LONG_STEP_TOKENS, "seq_len": 32, "rope_base": 50_000},
@@ -67,6 +69,9 @@ def document(corpus: str, model: dict[str, Any]) -> dict[str, Any]:
         LONGER | {"name": "from merged", "from": merged, "scales": ["released"]},
     ]
     made["evaluation"]["diagnose_zero"] = True
+    made["evaluation"]["probes"] = {
+        "run": [{"kind": "position_loss"}, {"kind": "needle_loss", "lengths": [256], "depths": [0.5], "samples": 2}]
+    }
     return made
 
 
@@ -105,7 +110,7 @@ def test_everything_is_trained_and_measured(done: Engine) -> None:
         )
         assert set(session.scalars(select(Segment.state))) == {"SUCCEEDED"}
         assert set(session.scalars(select(Evaluation.state))) == {"SUCCEEDED"}
-        values = session.scalars(select(Evaluation.log_longppl)).all()
+        values = session.scalars(select(Evaluation.log_longppl).where(MEASURED)).all()
         assert all(value is not None and math.isfinite(value) for value in values)
 
 
@@ -150,7 +155,7 @@ def test_follow_ups_are_marked_and_never_fitted(done: Engine) -> None:
     with Session(done) as session:
         marked = session.execute(
             select(Evaluation.scale, Evaluation.follow_up, Evaluation.long_tokens).where(
-                Evaluation.follow_up.is_not(None)
+                Evaluation.follow_up.is_not(None), MEASURED
             )
         ).all()
         fitted = session.execute(
@@ -176,7 +181,7 @@ def test_raw_and_merged_starts_end_apart_and_the_folder_itself_is_measured(done:
         ends = dict(
             session.execute(
                 select(Evaluation.follow_up, Evaluation.log_ppl).where(
-                    Evaluation.scale == "released", Evaluation.follow_up.is_not(None)
+                    Evaluation.scale == "released", Evaluation.follow_up.is_not(None), MEASURED
                 )
             ).all()
         )
@@ -185,10 +190,31 @@ def test_raw_and_merged_starts_end_apart_and_the_folder_itself_is_measured(done:
         ).one()
         longest = session.scalars(
             select(Evaluation.log_ppl).where(
-                Evaluation.scale == "released", Evaluation.long_tokens == 512, Evaluation.follow_up.is_(None)
+                Evaluation.scale == "released",
+                Evaluation.long_tokens == 512,
+                Evaluation.follow_up.is_(None),
+                MEASURED,
             )
         ).one()
     assert ends["from raw"] != ends["from merged"]
     assert zero is not None
     assert longest is not None
     assert longest < zero
+
+
+def test_probes_of_every_last_model_are_metrics_of_it(done: Engine) -> None:
+    with Session(done) as session:
+        rows = session.execute(
+            select(Evaluation.scale, Evaluation.follow_up, Metric.name, Metric.value, Metric.count)
+            .join(Metric, Metric.evaluation_id == Evaluation.id)
+            .where(Evaluation.long_tokens == 512)
+        ).all()
+        cells = session.scalars(select(CellEvaluation.evaluation_key)).all()
+        probes = session.scalars(select(Evaluation.key).where(~MEASURED)).all()
+    found = {(scale, follow_up) for scale, follow_up, *_ in rows}
+    assert found == {("w16", None), ("released", None), ("w16", "from raw"), ("released", "from raw")} | {
+        ("released", "from merged")
+    }
+    assert {name for _, _, name, _, _ in rows} == {"position_loss", "needle_nll", "needle_rank"}
+    assert all(math.isfinite(value) and count > 0 for *_, value, count in rows)
+    assert set(cells).isdisjoint(probes)
