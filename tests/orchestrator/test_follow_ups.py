@@ -158,6 +158,11 @@ def test_names_are_taken_once_and_merging_needs_a_constant_rate() -> None:
     assert "needs protocol constant" in found["/follow_ups/0/from"]
 
 
+def test_processes_take_whole_sequences_of_it_too() -> None:
+    found = messages(LONGER, execution={"micro_batch_tokens": 16})
+    assert "do not hold a sequence of 32" in found["/follow_ups/0"]
+
+
 def test_a_grid_with_follow_ups_reads_back_the_same() -> None:
     grid = parse_grid(document(LONGER | {"from": LAST_3, "at": ["10N"]}))
     assert parse_grid(grid.model_dump(mode="json")) == grid
