@@ -1,8 +1,10 @@
 // The chart as Plotly wants it: one panel per N (or per D_s), colour and symbol for the other, D_l along a log axis.
 
+import { orUnknown } from "./budgets.js";
 import { grouped, h, short, significant } from "./page.js";
+import { axis, base, colour, countAxis, plain } from "./plot.js";
 
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon"];
+export const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon"];
 const SHAPES = [
   "M6 1.6A4.4 4.4 0 1 0 6 10.4 4.4 4.4 0 0 0 6 1.6z",
   "M2 2h8v8H2z",
@@ -32,33 +34,6 @@ const MARKERS = {
   newer: { suffix: "-dot", opacity: 0.55 },
   measured: { suffix: "", opacity: 1 },
 };
-
-/** Colours of this page as it is shown now, light or dark. */
-export function theme() {
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) => style.getPropertyValue(name).trim();
-  const ramp = read("--ramp").split(" ");
-  return {
-    text: read("--text"),
-    muted: read("--muted"),
-    grid: read("--grid"),
-    surface: read("--surface"),
-    ramp,
-    font: style.fontFamily,
-  };
-}
-
-/** The colour of place `index` of `count` along a ramp of rising lightness, which every kind of sight can order. */
-export function colour(index, count, ramp) {
-  const at = count < 2 ? 0 : (index / (count - 1)) * (ramp.length - 1);
-  const from = Math.min(Math.floor(at), ramp.length - 2);
-  const channel = (text, place) => parseInt(text.slice(1 + 2 * place, 3 + 2 * place), 16);
-  const mix = [0, 1, 2].map((place) => {
-    const [a, b] = [channel(ramp[from], place), channel(ramp[from + 1], place)];
-    return Math.round(a + (b - a) * (at - from));
-  });
-  return `#${mix.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
-}
 
 /** A point's mark for the legend: a filled shape, or a hollow one. */
 export function swatch(index, paint, { hollow = false, cross = false, opacity = 1 } = {}) {
@@ -95,21 +70,7 @@ export function figure({ facet, panels, groups, points, curves, band, level, ppl
   const across = shared ? GAP.across : GAP.acrossWithTicks;
   const traces = [];
   const layout = {
-    width,
-    height: area.height + MARGIN.t + MARGIN.b,
-    margin: MARGIN,
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: colours.font, size: 12, color: colours.text },
-    hoverlabel: {
-      bgcolor: colours.surface,
-      bordercolor: colours.muted,
-      font: { color: colours.text, family: colours.font },
-      align: "left",
-    },
-    hovermode: "closest",
-    dragmode: width < 600 ? false : "zoom",
-    showlegend: false,
+    ...base(width, area.height + MARGIN.t + MARGIN.b, MARGIN, colours),
     annotations: [
       note("D<sub>l</sub>, long-context tokens", { x: 0.5, y: 0, yshift: -50 }),
       note(`${ppl ? "LongPPL" : "log LongPPL, nats per token"}${shared ? "" : " (one scale, shifted by panel)"}`, {
@@ -129,23 +90,15 @@ export function figure({ facet, panels, groups, points, curves, band, level, ppl
     const domain = { x: [left, left + cellWidth / area.width], y: [Math.max(0, top - panelHeight / area.height), top] };
     const number = index === 0 ? "" : String(index + 1);
     const [mine, curvesHere] = [points, curves].map((list) => list.filter((item) => item.panel === panel.key));
-    const line = {
-      gridcolor: colours.grid,
-      linecolor: colours.muted,
-      zeroline: false,
-      tickfont: { size: 11, color: colours.muted },
-      tickcolor: colours.grid,
-    };
     layout[`xaxis${number}`] = {
-      ...line,
+      ...axis(colours),
       ...longAxis(mine, curvesHere, cellWidth),
-      type: "log",
       domain: domain.x,
       anchor: `y${number}`,
       showline: true,
     };
     layout[`yaxis${number}`] = {
-      ...line,
+      ...axis(colours),
       range: ranges[index],
       domain: domain.y,
       anchor: `x${number}`,
@@ -295,14 +248,11 @@ function pointTraces(points, role, style, { value, ppl }) {
 
 function pointText(point, label, role, value, ppl) {
   const se = point.se === null ? "" : ` ± ${significant(point.se, 2)}${ppl ? " (log)" : ""}`;
-  return `<b>${plain(label)}</b>, ${ROLES[role]}<br>N ${grouped(point.n)}<br>D<sub>s</sub> ${grouped(point.short)}<br>D<sub>l</sub> ${grouped(point.long)}<br>observed ${shown(value(point.y), ppl)}${se}`;
+  return `<b>${plain(label)}</b>, ${ROLES[role]}<br>N ${grouped(point.n)}<br>D<sub>s</sub> ${orUnknown(point.short)}<br>D<sub>l</sub> ${grouped(point.long)}<br>observed ${shown(value(point.y), ppl)}${se}`;
 }
 
 const shown = (value, ppl) => (ppl ? significant(value, 4) : value.toFixed(4));
 const percentText = (level) => `${Math.round(level * 100)} %`;
-
-/** Text as Plotly shows it: it reads a few tags, which names must not bring. */
-const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 /**
  * The value axis of each panel. All have one length, so that slopes and distances compare; where panels lie far apart,
@@ -331,27 +281,11 @@ function valueSpan(points, curves, value) {
 }
 
 function longAxis(points, curves, width) {
-  const xs = [
-    ...points.map((point) => Number(point.long)),
-    ...curves.flatMap((curve) => [curve.at[0].long_tokens, curve.at.at(-1).long_tokens]),
-  ];
-  const [low, high] = [
-    xs.reduce((a, b) => Math.min(a, b), Infinity) / 1.12,
-    xs.reduce((a, b) => Math.max(a, b), 0) * 1.12,
-  ];
-  const tickvals = ticks(low, high, Math.max(3, Math.floor(width / 60)));
-  return { range: [Math.log10(low), Math.log10(high)], tickvals, ticktext: tickvals.map(short) };
-}
-
-/** At most `most` round numbers between `low` and `high` for a log axis: 1-2-5 steps, else decades. */
-function ticks(low, high, most) {
-  for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]]) {
-    const found = [];
-    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
-      found.push(...steps.map((step) => step * 10 ** power).filter((value) => value >= low && value <= high));
-    }
-    if (found.length <= most)
-      return found.length > 1 || steps.length === 1 ? found : [low, high].map((value) => Number(value.toPrecision(2)));
-  }
-  return [];
+  return countAxis(
+    [
+      ...points.map((point) => Number(point.long)),
+      ...curves.flatMap((curve) => [curve.at[0].long_tokens, curve.at.at(-1).long_tokens]),
+    ],
+    width,
+  );
 }

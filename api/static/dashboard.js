@@ -4,7 +4,9 @@ import { gridsView } from "./grids.js";
 import { lawView } from "./law.js";
 import { byId, clock, setText } from "./page.js";
 import { predictView } from "./predict.js";
+import { probesView } from "./probes.js";
 import { ProblemError, isAnswer } from "./service.js";
+import { trainingView } from "./training.js";
 
 const ACTIVE_MS = 1_500;
 const IDLE_MS = 6_000;
@@ -13,7 +15,11 @@ const LAW_EVERY = 3; // results come more slowly than progress
 const asked = new URLSearchParams(location.hash.slice(1));
 const predict = predictView(() => law.level());
 const law = lawView({ series: asked.get("series"), fit: asked.get("fit") }, predict.use);
-const grids = gridsView(asked.get("grid"), (grid) => law.follow(grid));
+const ofGrid = [trainingView(), probesView()];
+const grids = gridsView(asked.get("grid"), (grid) => {
+  law.follow(grid);
+  for (const view of ofGrid) view.attempt(grid);
+});
 
 let timer = null;
 let asking = false;
@@ -26,7 +32,10 @@ async function round() {
   asking = true;
   try {
     await grids.refresh();
-    if (rounds++ % LAW_EVERY === 0 || law.isBusy() || !isActive()) await law.refresh();
+    if (rounds++ % LAW_EVERY === 0 || law.isBusy() || !isActive()) {
+      await law.refresh();
+      for (const view of ofGrid) await view.follow(grids.shown());
+    }
     lostSince = null;
     byId("outage").hidden = true;
     setText(byId("connection"), `Live · updated ${clock()}`);

@@ -7,11 +7,13 @@ const PAGE = 8;
 const OPEN = new Set(["PENDING", "RUNNING"]);
 const SHOWN = 12;
 const PROTOCOLS = { constant: "constant rate", linear_decay: "linear decay" };
-const WORDS = {
+/** What segments are called where a person reads it. */
+export const STAGES = {
   short_trunk: "short stage, trunk",
   short_decay: "short stage, decay",
   long_constant: "long stage",
   long_linear_decay: "long stage, linear decay",
+  follow_up: "follow-up stage",
 };
 
 /**
@@ -22,6 +24,7 @@ const WORDS = {
 export function gridsView(initialId, chosen) {
   let gridId = initialId;
   let told = null;
+  let shown = null;
   let page = null;
   const cursors = [null]; // of the pages up to the one shown
   const highest = new Map(); // tokens seen done, per grid and scale: a resumed attempt does not take a bar back
@@ -93,6 +96,7 @@ export function gridsView(initialId, chosen) {
     }
     if (asked !== gridId) return;
     drawGrid(grid);
+    shown = grid;
     if (told !== gridId) {
       told = gridId;
       chosen(grid);
@@ -190,6 +194,8 @@ export function gridsView(initialId, chosen) {
     isActive: () =>
       (page?.items ?? []).some((grid) => OPEN.has(grid.state)) || OPEN.has(byId("grid-state").dataset.state),
     chosenId: () => gridId,
+    /** Details of the chosen grid, as last asked; null where there is none. */
+    shown: () => shown,
   };
 }
 
@@ -221,7 +227,7 @@ function setPill(pill, state) {
 const share = (done, total) => (Number(total) ? Number(done) / Number(total) : 1);
 
 function attemptRow(attempt) {
-  const what = attempt.kind === "EVALUATION" ? `evaluation, ${attempt.what}` : (WORDS[attempt.what] ?? attempt.what);
+  const what = attempt.kind === "EVALUATION" ? `evaluation, ${attempt.what}` : (STAGES[attempt.what] ?? attempt.what);
   const step =
     attempt.step === null
       ? "–"

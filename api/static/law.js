@@ -1,8 +1,10 @@
 // Observations of a series, the chosen fit, and the chart of both.
 
-import { ROLES, colour, figure, stroke, swatch, theme } from "./chart.js";
+import { bySizes, orUnknown, shortBudgets, sizes, spread } from "./budgets.js";
+import { ROLES, figure, stroke, swatch } from "./chart.js";
 import { drawFit } from "./fit.js";
-import { byId, fixed, grouped, h, keyed, precise, rebuild, setText, short, significant, timeText } from "./page.js";
+import { byId, fixed, grouped, h, keyed, precise, rebuild, setText, timeText } from "./page.js";
+import { colour, loadPlotly, plot, redrawn, theme } from "./plot.js";
 import { ask, askAll, isAnswer } from "./service.js";
 
 const MOST_OBSERVATIONS = 20_000;
@@ -29,8 +31,6 @@ export function lawView(initial, fitShown) {
   let chipsTouched = false;
   let turn = 0; // of loading; an answer that comes after a newer question is dropped
   let drawing = 0;
-  let plotly = null;
-  let drawnWidth = 0;
 
   const controls = byId("controls");
   const level = () => Number(byId("level").value);
@@ -41,8 +41,7 @@ export function lawView(initial, fitShown) {
   for (const name of ["panels", "axis"])
     controls.elements[name].forEach((radio) => radio.addEventListener("change", () => attempt(draw)));
   byId("rows").addEventListener("toggle", drawRows);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => attempt(draw));
-  new ResizeObserver(() => byId("chart").clientWidth !== drawnWidth && attempt(draw)).observe(byId("chart"));
+  redrawn(byId("chart"), () => attempt(draw));
 
   function choose(change) {
     if (change.seriesId && change.seriesId !== state.seriesId) {
@@ -200,11 +199,10 @@ export function lawView(initial, fitShown) {
     byId("no-points").hidden = points.length > 0;
     if (points.length === 0) return;
     const curves = await predictedCurves(visible);
-    const library = await loadPlotly();
+    await loadPlotly();
     if (mine !== drawing) return;
     const colours = theme();
     const [panels, groups] = [used(facet), used(other)];
-    drawnWidth = byId("chart").clientWidth;
     const ppl = controls.elements.axis.value === "ppl";
     const { traces, layout } = figure({
       facet,
@@ -215,14 +213,10 @@ export function lawView(initial, fitShown) {
       band: byId("band").value,
       level: level(),
       ppl,
-      width: drawnWidth,
+      width: byId("chart").clientWidth,
       colours,
     });
-    await library.react(byId("chart"), traces, layout, {
-      displaylogo: false,
-      displayModeBar: drawnWidth < 600 ? false : "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-    });
+    await plot(byId("chart"), traces, layout);
     byId("chart").setAttribute(
       "aria-label",
       `Observed and predicted ${ppl ? "" : "log "}LongPPL over long-context tokens, ${visible.length} points in ${panels.length} panels; the table below holds the numbers`,
@@ -269,19 +263,6 @@ export function lawView(initial, fitShown) {
     const predictions = state.answer.predictions;
     let start = 0;
     return asked.map((curve) => ({ ...curve, at: predictions.slice(start, (start += curve.xs.length)) }));
-  }
-
-  function loadPlotly() {
-    plotly ??= new Promise((resolve, reject) => {
-      const script = h("script", { src: "/static/plotly.min.js" });
-      script.onload = () => resolve(window.Plotly);
-      script.onerror = () => {
-        plotly = null;
-        reject(new Error("The chart's script did not load; the table below holds the numbers."));
-      };
-      document.head.append(script);
-    });
-    return plotly;
   }
 
   function drawChips(axis, id, values) {
@@ -358,7 +339,7 @@ export function lawView(initial, fitShown) {
           const item = known.get(row.id);
           const cells = [
             grouped(row.n_params),
-            grouped(row.short_tokens),
+            orUnknown(row.short_tokens),
             grouped(row.long_tokens),
             fixed(row.log_longppl, 4),
             precise(row.log_longppl_se, 2),
@@ -399,61 +380,6 @@ export function lawView(initial, fitShown) {
     chosen: () => ({ series: state.seriesId, fit: state.choice === LATEST ? null : state.choice }),
     level,
   };
-}
-
-function bySizes(a, b) {
-  const place = ["n_params", "short_tokens", "long_tokens"].find((axis) => a[axis] !== b[axis]);
-  return place === undefined ? 0 : a[place] < b[place] ? -1 : 1;
-}
-
-/** The values of N, ascending, named by their scales. */
-function sizes(points) {
-  const scales = new Map();
-  for (const point of points) scales.set(point.n, (scales.get(point.n) ?? new Set()).add(point.scale));
-  const values = [...scales]
-    .sort(([a], [b]) => Number(a) - Number(b))
-    .map(([n, names]) => ({ key: String(n), label: `${[...names].join(", ")} · ${short(n)}` }));
-  return { values, of: (point) => String(point.n) };
-}
-
-/** The values of D_s, ascending, unknown ones first; as multiples of N where those are fewer, as in grids that give budgets like 90N. */
-function shortBudgets(points) {
-  const absolute = clusters(
-    points.map((point) => Number(point.short)),
-    1,
-  );
-  const multiples = clusters(
-    points.map((point) => Number(point.short) / Number(point.n)),
-    1.03,
-  );
-  if (multiples.length >= absolute.length) {
-    return {
-      values: absolute.map((item) => ({ key: String(item.low), label: item.low ? short(item.low) : "unknown" })),
-      of: (point) => String(Number(point.short)),
-    };
-  }
-  const values = multiples.map((item, index) => ({
-    ...item,
-    key: `${index} of N`,
-    label: item.high ? `${significant((item.low + item.high) / 2, 3)}N` : "unknown",
-  }));
-  return { values, of: (point) => values.findLast((item) => item.low <= Number(point.short) / Number(point.n)).key };
-}
-
-/** Groups of sorted numbers, a new one wherever the next is more than `ratio` times the one before. */
-function clusters(numbers, ratio) {
-  const found = [];
-  for (const number of [...new Set(numbers)].sort((a, b) => a - b)) {
-    if (found.length > 0 && number <= found.at(-1).high * ratio) found.at(-1).high = number;
-    else found.push({ low: number, high: number });
-  }
-  return found;
-}
-
-/** At most `count` items, the ends among them. */
-function spread(items, count) {
-  if (items.length <= count) return items;
-  return Array.from({ length: count }, (_, index) => items[Math.round((index * (items.length - 1)) / (count - 1))]);
 }
 
 /** Points of a curve, evenly along the log axis and at the ends of what was fitted, where a line turns dashed. */

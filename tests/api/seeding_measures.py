@@ -12,7 +12,7 @@ from workers.results import HealthPoint, Metric
 
 LENGTHS = (64, 128, 256)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FOLLOW_UP = "to 256"
+FOLLOW_UP = "extension"
 RELEASED = "released"
 _MODEL = {"digest": "d" * 64, "n_params": 20_000, "embedding_params": 4_096, "layers": 2, "width": 32, "vocab_size": 64}
 
@@ -46,7 +46,7 @@ def health(claimed: ClaimedSegment) -> tuple[HealthPoint, ...]:
 
 def probes(row: Evaluation) -> tuple[Metric, ...]:
     """The numbers of every probe that the dashboard draws, and one that it lists."""
-    grown = math.log2(1 + row.long_tokens / 256) + (0.5 if row.follow_up else 0.0)
+    grown = math.log2(1 + row.long_tokens / 256) * row.n_params**0.2 / 7 + (0.5 if row.follow_up else 0.0)
     metrics = []
     for length in LENGTHS:
         for depth in DEPTHS:
