@@ -66,6 +66,8 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Gradients of the plain sum are kept, and scaled in place when they are asked for, once."""
+
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, scale: float, z_loss: float, block: int
@@ -92,11 +94,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if z_loss:
                     gradient.mul_(1 + 2 * z_loss * log_partition)
                 gradient.scatter_add_(1, target, torch.full_like(at_target, -1))
-                gradient = gradient.to(dtype)
-                grad_hidden[at : at + block] = gradient @ product_head
-                if dtype == grad_head.dtype:
+                if dtype == head.dtype:
+                    torch.mm(gradient, head, out=grad_hidden[at : at + block])
                     grad_head.addmm_(gradient.t(), states)
                 else:
+                    gradient = gradient.to(dtype)
+                    grad_hidden[at : at + block] = gradient @ product_head
                     grad_head += gradient.t() @ states
         ctx.gradients, ctx.scale = (grad_hidden, grad_head), scale
         nll = sums[0].clone()
