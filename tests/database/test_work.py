@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, func, select, update
@@ -282,10 +283,16 @@ def test_grid_is_stored_with_its_claims(engine: Engine, steps: tuple[int, ...]) 
     assert len(_states(engine, Evaluation)) == len(steps)
 
 
+def _shared_by(processes: int, document: dict[str, Any]) -> dict[str, Any]:
+    """The document with batches of eight sequences, of which every process takes as many."""
+    for stage in ("short", "long"):
+        document["recipe"][stage] |= {"seq_len": 8, "batch_sequences": 8}
+    return document | {"execution": {"processes": processes}}
+
+
 def test_segment_for_several_processes_waits_for_as_many_free_workers(engine: Engine) -> None:
     document = tiny_document(CORPUS, widths=(16,), short_steps=(27,), long_steps=(8,))
-    document["execution"] = {"processes": 2}
-    submit_tiny(engine, document)
+    submit_tiny(engine, _shared_by(2, document))
     scheduler = scheduler_row(engine)
     with Session(engine) as session, session.begin():
         promote(session)
@@ -300,8 +307,7 @@ def test_segment_for_several_processes_waits_for_as_many_free_workers(engine: En
 
 def test_segment_for_more_processes_than_workers_says_so_and_lets_others_pass(engine: Engine) -> None:
     document = tiny_document(CORPUS, widths=(64,), short_steps=(180,), long_steps=(8,))
-    document["execution"] = {"processes": 8}
-    submit_tiny(engine, document)
+    submit_tiny(engine, _shared_by(8, document))
     submitted(engine, name="small")
     claim = next_segment(engine, scheduler_row(engine))
     assert claim is not None
