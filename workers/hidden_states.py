@@ -50,7 +50,8 @@ def _direct(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
     decoder = model.model
     states: Tensor = decoder.embed_tokens(inputs)
     cos, sin = decoder.rotary_emb(states, torch.arange(inputs.shape[1])[None])
-    cos, sin = cos[0, :, None], sin[0, :, None, : sin.shape[-1] // 2]
+    cos, sin = cos[0, :, None], sin[0, :, None]
+    sin = torch.cat([-sin[..., : sin.shape[-1] // 2], sin[..., sin.shape[-1] // 2 :]], dim=-1)
     for layer in decoder.layers:
         states = _layer(layer, states, cos, sin)
     return _norm(decoder.norm, states)
@@ -118,11 +119,8 @@ class _Rotation(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
-    half = x.shape[-1] // 2
-    y = x * cos
-    y[..., :half].addcmul_(x[..., half:], sin, value=-sign)
-    y[..., half:].addcmul_(x[..., :half], sin, value=sign)
-    return y
+    """`sin` is negative in its first half."""
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin, value=sign)
 
 
 class _GatedUnit(torch.autograd.Function):

@@ -47,11 +47,12 @@ class _CausalTaps(torch.autograd.Function):
         u, taps = ctx.saved_tensors
         (g,) = gradients
         gradient = g * taps[0]
-        of_taps = [(g * u).sum((0, 1))]
+        product = g * u
+        of_taps = [product.sum((0, 1))]
         for j in range(1, len(taps)):
             later = _within_document(g[:, j:], ctx.positions, j)
             gradient[:, :-j].addcmul_(later, taps[j])
-            of_taps.append((later * u[:, :-j]).sum((0, 1)))
+            of_taps.append(torch.mul(later, u[:, :-j], out=product[:, j:]).sum((0, 1)))
         return gradient, torch.stack(of_taps), None
 
 

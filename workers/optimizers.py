@@ -63,8 +63,14 @@ def set_rate(optimizers: Sequence[Optimizer], rate: float) -> None:
 
 def clip_gradients(model: PreTrainedModel, norm: float) -> float:
     """Scales all gradients down together where their norm exceeds `norm`; returns what it was."""
-    found = torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
-    return float(found.full_tensor() if isinstance(found, DTensor) else found)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    found = torch.nn.utils.get_total_norm(gradients)
+    if isinstance(found, DTensor):
+        found = found.full_tensor()
+    value = float(found)
+    if not value <= norm:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), norm, found)
+    return value
 
 
 def _adamw(parameters: Sequence[torch.nn.Parameter], settings: AdamW) -> Optimizer:
