@@ -1,6 +1,6 @@
 // What probes found in the models of the chosen grid: pass key, needle, loss by position, retrieval heads.
 
-import { bySizes, orUnknown } from "./budgets.js";
+import { bySizes, orUnknown, shortBudgets } from "./budgets.js";
 import { SYMBOLS, swatch } from "./chart.js";
 import { byId, grouped, h, keyed, rebuild, setText, short, significant } from "./page.js";
 import { colour, countAxis, frame, loadPlotly, plain, plot, redrawn, theme } from "./plot.js";
@@ -83,7 +83,7 @@ export function probesView() {
       heads: models.some((model) => model.numbers.has("retrieval_heads")),
     };
     for (const name of CHARTS) byId(`${name}-figure`).hidden = !present[name];
-    const look = trajectories(colours);
+    const { scales, budgets, look } = looks(colours);
     const needle = (model) => pooled((model.numbers.get("needle_nll") ?? []).filter((row) => row.length === length));
     const heads = (model) => model.numbers.get("retrieval_heads")?.[0].value ?? null;
     const drawn = [];
@@ -94,7 +94,7 @@ export function probesView() {
     if (present.heads)
       drawn.push(drawOverTokens("heads-chart", look, heads, "retrieval heads", colours, { rangemode: "tozero" }));
     await Promise.all(drawn);
-    drawLegend(look, colours);
+    drawLegend(scales, budgets, colours);
     drawRows();
   }
 
@@ -120,19 +120,23 @@ export function probesView() {
   }
 
   /** One look for each scale, D_s, rule and pair of seeds: its colour is the scale's, its symbol tells D_s apart. */
-  function trajectories(colours) {
-    const scales = [...new Set(models.map((model) => model.scale))];
-    const shorts = [...new Set(models.map((model) => model.shortKey))];
+  function looks(colours) {
+    const names = [...new Set(models.map((model) => model.scale))];
+    const scales = names.map((name, index) => ({ name, paint: colour(index, names.length, colours.ramp) }));
+    const size = ({ row }) => ({ n: row.n_params, short: row.short_tokens });
+    const budgets = shortBudgets(models.map(size));
     const keys = [...new Set(models.map((model) => model.trajectory))];
-    return keys.map((key) => {
+    const look = keys.map((key) => {
       const own = models.filter((model) => model.trajectory === key);
+      const budget = budgets.of(size(own[0]));
       return {
         models: own,
         label: own[0].trajectoryLabel,
-        paint: colour(scales.indexOf(own[0].scale), scales.length, colours.ramp),
-        symbol: shorts.indexOf(own[0].shortKey),
+        paint: scales.find((scale) => scale.name === own[0].scale).paint,
+        symbol: budgets.values.findIndex((value) => value.key === budget),
       };
     });
+    return { scales, budgets: budgets.values, look };
   }
 
   function drawPasskey(model, colours) {
@@ -252,8 +256,10 @@ export function probesView() {
     return plot(element, traces.filter((trace) => trace.x.length > 0), layout);
   }
 
-  function drawLegend(look, colours) {
-    const items = look.map((item) => h("li", {}, swatch(item.symbol, item.paint), item.label));
+  function drawLegend(scales, budgets, colours) {
+    const items = scales.map((scale) => h("li", {}, swatch(0, scale.paint), scale.name));
+    items.push(h("li", { class: "of first" }, h("span", {}, "D", h("sub", {}, "s"))));
+    items.push(...budgets.map((value, index) => h("li", {}, swatch(index, colours.muted), value.label)));
     const names = [...new Set(models.map((model) => model.followUp).filter((name) => name !== null))];
     if (names.length > 0)
       items.push(
@@ -319,7 +325,6 @@ function modelsOf(rows) {
         label: `${trajectoryLabel} · ${stage}`,
         trajectory: JSON.stringify([row.scale, String(row.short_tokens), row.rule, row.short_seed, row.long_seed].map(String)),
         scale: row.scale,
-        shortKey: String(row.short_tokens),
         long: Number(row.long_tokens),
         followUp: row.follow_up,
       };

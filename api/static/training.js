@@ -17,7 +17,7 @@ const OPEN = new Set(["PENDING", "READY", "RUNNING"]);
 const VALUES = {
   loss: { label: "loss, nats per token", digits: 4, scale: "linear" },
   gradient_norm: { label: "norm of the gradient", digits: 3, scale: "log" },
-  learning_rate: { label: "learning rate", digits: 3, scale: "linear", exponentformat: "e" },
+  learning_rate: { label: "learning rate", digits: 3, scale: "linear", rangemode: "tozero", exponentformat: "e" },
   tokens_per_s: { label: "tokens per second", digits: 3, scale: "linear", rangemode: "tozero", exponentformat: "B" },
   mfu: { label: "MFU: model's operations, share of the peak", digits: 3, scale: "linear", rangemode: "tozero", tickformat: ".0%" },
 };
@@ -80,7 +80,7 @@ export function trainingView() {
     series = pages.flatMap((page) => page.items).map(placed);
     setText(byId("training-grid"), grid.name);
     cut = shown.filter((_, index) => pages[index].next_cursor !== null);
-    byId("training").hidden = series.length === 0 && hidden.size === 0;
+    byId("training").hidden = series.every((item) => item.at.length === 0) && hidden.size === 0;
     say(cut.length === 0 ? "" : `The first ${limit} segments of ${cut.join(", ")} are drawn; the service has more.`);
     await draw();
   }
@@ -199,7 +199,7 @@ export function trainingView() {
     const items = names.map((name) => h("li", {}, swatch(0, paints.get(name)), name));
     const joins = series.some((item) => item.parent !== null);
     if (joins) items.push(h("li", { class: "first" }, stroke("dashed"), "goes on from a checkpoint"));
-    if (series.some((item) => item.state === "RUNNING"))
+    if (series.some((item) => item.state === "RUNNING" && item.at.length > 0))
       items.push(h("li", joins ? {} : { class: "first" }, swatch(0, colours.muted, { hollow: true }), "training now"));
     byId("training-legend").replaceChildren(...items);
   }

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.app import create_app
 from database.attempts import lose_attempts, renew
 from tests.api import seeding
-from tests.api.conftest import Measured, serve
+from tests.api.conftest import LookedAt, Measured, serve
+from tests.api.seeding_measures import DEPTHS, FOLLOW_UP, LENGTHS, RELEASED
 from workers.results import TrainProgress
 
 CHROMIUM = Path(os.environ.get("LONGLAW_TEST_CHROMIUM", "/usr/bin/chromium"))
@@ -101,6 +102,13 @@ def fitted(stage: _Stage, measured: Measured) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def probed(stage: _Stage, looked_at: LookedAt) -> Iterator[str]:
+    """The address of a service over the grid that was trained and probed."""
+    with stage.plays(create_app(looked_at.engine)) as url:
+        yield url
+
+
 @contextmanager
 def _visit(browser: BrowserContext, url: str, *, expected_errors: str | None = None) -> Iterator[Page]:
     """The page at `url`. Leaving it fails where a script broke, the console has errors or a request went elsewhere."""
@@ -123,12 +131,12 @@ def _visit(browser: BrowserContext, url: str, *, expected_errors: str | None = N
         page.close()
 
 
-def _traces(page: Page, kind: str) -> list[dict[str, Any]]:
-    """Traces of the chart: `predicted`, `extrapolated`, `band`, or a role of points."""
+def _traces(page: Page, kind: str, *, chart: str = "chart") -> list[dict[str, Any]]:
+    """Traces of a chart: of the law's, `predicted`, `extrapolated`, `band`, or a role of points."""
     traces: list[dict[str, Any]] = page.evaluate(
-        "kind => document.getElementById('chart').data.filter(item => item.meta === kind)"
-        ".map(({x, y, name, marker}) => ({x, y, name, symbol: marker?.symbol}))",
-        kind,
+        "([chart, kind]) => document.getElementById(chart).data.filter(item => item.meta === kind)"
+        ".map(({x, y, z, name, marker, text}) => ({x, y, z, name, symbol: marker?.symbol, text}))",
+        [chart, kind],
     )
     return traces
 
@@ -201,6 +209,71 @@ def test_chart_plots_the_numbers_of_the_api(
 
 
 @needs_browser
+def test_training_and_probes_are_drawn_as_the_api_has_them(
+    browser: BrowserContext, probed: str, looked_at: LookedAt
+) -> None:
+    path = f"{looked_at.url}/v1/grids/{looked_at.grid_id}"
+    segments = httpx.get(f"{path}/training", trust_env=False).json()["items"]
+    metrics = httpx.get(f"{path}/metrics", params={"limit": 1000}, trust_env=False).json()["items"]
+    with _visit(browser, probed) as page:
+        page.locator("#training-chart .main-svg").first.wait_for()
+        for shown, name in (
+            ("loss", "loss"),
+            ("gradient_norm", "norm of the gradient"),
+            ("tokens_per_s", "per second"),
+        ):
+            page.select_option("#training-value", shown)
+            expect(page.locator("#training-chart")).to_have_attribute("aria-label", re.compile(name))
+            expected = sorted(
+                (item["tokens_before"] + point["step"] * item["tokens_per_step"], point[shown])
+                for item in segments
+                for point in item["points"]
+            )
+            assert _points(_traces(page, "line", chart="training-chart")) == expected
+        joints = [x for trace in _traces(page, "joint", chart="training-chart") for x in trace["x"] if x is None]
+        assert len(joints) == sum(item["parent"] is not None for item in segments)
+        page.locator("#training-scales span", has_text="d64").click()
+        expect(page.locator("#training-legend")).not_to_contain_text("d64")
+        page.click("#training-rows summary")
+        expect(page.locator("#training-table tbody")).to_contain_text("follow-up stage")
+
+        page.locator("#heads-chart .main-svg").first.wait_for()
+        expect(page.locator("#probe-legend")).to_contain_text(f"after {FOLLOW_UP}")
+        label = f"{RELEASED} · D_s unknown · D_l 4.1k, after {FOLLOW_UP}"
+        page.select_option("#probed", label=label)
+        own = [row for row in metrics if row["scale"] == RELEASED and row["follow_up"] == FOLLOW_UP]
+        expect(page.locator("#position-legend .of")).to_contain_text(FOLLOW_UP)
+        at = {(row["depth"], row["length"]): row["value"] for row in own if row["metric"] == "passkey_accuracy"}
+        (heat,) = _traces(page, "passkey", chart="passkey-chart")
+        assert heat["z"] == [[at[depth, length] for length in LENGTHS] for depth in DEPTHS]
+        (numbers,) = _traces(page, "numbers", chart="passkey-chart")
+        assert numbers["text"] == [f"{100 * value:.0f} %" for value in at.values()]
+        losses = [row["value"] for row in own if row["metric"] == "position_loss"]
+        assert losses in [trace["y"] for trace in _traces(page, "position", chart="position-chart")]
+        for kind, followed in (("long", False), ("follow-up", True)):
+            rows = [row for row in metrics if (row["follow_up"] is not None) == followed]
+            heads = sorted((row["long_tokens"], row["value"]) for row in rows if row["metric"] == "retrieval_heads")
+            assert _points(_traces(page, kind, chart="heads-chart")) == heads
+            needles = [row for row in rows if row["metric"] == "needle_nll" and row["length"] == LENGTHS[-1]]
+            drawn = _points(_traces(page, kind, chart="needle-chart"))
+            assert [number for point in drawn for number in point] == pytest.approx(_pooled(needles))
+        page.click("#probe-rows summary")
+        expect(page.locator("#probe-table tbody tr")).to_have_count(len(own))
+
+
+def _pooled(rows: list[dict[str, Any]]) -> list[float]:
+    """D_l and the mean over all tokens, of each evaluation in turn."""
+    evaluations: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        evaluations.setdefault(row["evaluation_id"], []).append(row)
+    points = sorted(
+        (own[0]["long_tokens"], sum(row["value"] * row["count"] for row in own) / sum(row["count"] for row in own))
+        for own in evaluations.values()
+    )
+    return [number for point in points for number in point]
+
+
+@needs_browser
 def test_form_answers_as_the_api_does(
     browser: BrowserContext, fitted: str, reader: httpx.Client, measured: Measured
 ) -> None:
@@ -266,6 +339,9 @@ def test_state_and_progress_follow_without_reload(
         expect(row.locator(".share")).to_have_text(f"{100 * 64 * 32 / total:.1f} %")
         expect(page.locator("#attempts")).to_contain_text("3.250")
         expect(page.locator("#tile-rate")).to_have_text("99")
+        expect(page.locator("#training-legend")).to_contain_text("training now")
+        (live,) = _traces(page, "live", chart="training-chart")
+        assert (live["x"][-1] % 64, live["y"][-1], live["name"]) == (0, 3.25, claimed.scale)
 
         page.context.set_offline(True)
         expect(page.locator("#outage")).to_contain_text("does not answer")
@@ -366,7 +442,8 @@ def test_observations_without_short_tokens_are_shown_as_unknown(
         session.execute(
             text(
                 "INSERT INTO observations (series_id, evaluation_key, scale, n_params, long_tokens, short_seed,"
-                " long_seed, cluster, y, source) VALUES ('released', 'r', 'released', 1000, 500, 0, 0, 'model', 1.5, 'run')"
+                " long_seed, cluster, y, source)"
+                " VALUES ('released', 'r', 'released', 1000, 500, 0, 0, 'model', 1.5, 'run')"
             )
         )
     with _visit(browser, fresh) as page:

@@ -111,7 +111,7 @@ def test_numbers_of_probes_name_the_model_they_are_of(watcher: httpx.Client, loo
         if (row["metric"], row["scale"], row["long_tokens"]) == ("retrieval_heads", "d64", 4096)
         and row["follow_up"] is None
     )
-    assert (heads["value"], heads["count"], heads["length"], heads["depth"]) == (10.0, 160, 128, None)
+    assert (heads["value"], heads["count"], heads["length"], heads["depth"]) == (12.0, 160, 128, None)
 
 
 def test_metrics_are_filtered_paged_and_exported_alike(watcher: httpx.Client, looked_at: LookedAt) -> None:

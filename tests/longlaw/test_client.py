@@ -12,12 +12,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import yaml
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from database.engine import create_engine
 from longlaw import Client
 from longlaw.errors import ApiProblem, ServiceUnreachableError, WaitTimeoutError
-from tests.api import seeding
+from tests.api import seeding, seeding_measures
 from tests.longlaw.conftest import Finished
 
 
@@ -86,6 +87,24 @@ def test_refusal_carries_title_detail_and_places(client: Client) -> None:
     assert problem.type == "urn:longlaw:problem:invalid-grid"
     assert {place.where for place in problem.places} >= {"/short_tokens/0", "/protcol"}
     assert "/protcol" in str(problem)
+
+
+def test_how_training_went_and_what_probes_found_come_back_typed(
+    client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(engine) as session, session.begin():
+        grid_id = str(seeding.submit_grid(session).grid_id)
+        seeding.finish(session, health=seeding_measures.health, probes=seeding_measures.probes)
+    segments, numbers = list(client.training(grid_id)), list(client.metrics(grid_id))
+    assert {segment.kind for segment in segments} == {"short_trunk", "short_decay", "long_constant"}
+    assert all(segment.points[-1].loss > 2 for segment in segments)
+    assert len({number.evaluation_id for number in numbers}) == 4
+    monkeypatch.setattr("longlaw.client.PAGE_SIZE", 7)
+    monkeypatch.setattr("longlaw.client._SEGMENTS", 1)
+    assert list(client.training(grid_id)) == segments
+    heads = list(client.metrics(grid_id, metric="retrieval_heads", scale="d64"))
+    assert heads == [row for row in numbers if row.metric == "retrieval_heads" and row.scale == "d64"] != []
+    assert list(client.training(grid_id, scale="no")) == []
 
 
 @pytest.mark.parametrize("grid_id", ["../series", "x", ""])
