@@ -5,7 +5,8 @@
         config.json            the Hugging Face config of the model
         optimizer.safetensors  <weight>.exp_avg and <weight>.exp_avg_sq of AdamW, `step`, its count of updates, and
                            <weight>.momentum_buffer of Muon
-        state.json             segment, step, tokens, the next sequence and the key of all random choices
+        optimizer/             all of those but `step` where processes share them out: a file of parts of each
+    state.json             segment, step, tokens, the next sequence and the key of all random choices
         manifest.json          size and SHA-256 of each file above; its own SHA-256 is the checkpoint's digest
 
 Equal training gives equal bytes: nothing in a checkpoint tells when, where or by which attempt it was written. Random
@@ -28,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from workers import checkpoint_content, mirror
+from workers import checkpoint_content, mirror, sharded_moments
 from workers.checkpoint_content import CheckpointContent, capture, read_tensors, save_content
 from workers.errors import (
     CheckpointConflictError,
@@ -119,6 +120,10 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def restore_optimizers(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Gives the optimizers the state that a verified folder holds of their parameters."""
+    if sharded_moments.are_sharded(folder):
+        step = dict(read_tensors(folder / OPTIMIZER)).get("step")
+        sharded_moments.restore_moments(folder, model, optimizers, step=step)
+        return
     checkpoint_content.restore_optimizers(folder / OPTIMIZER, model, optimizers)
 
 
@@ -139,15 +144,33 @@ def write_content(store: Path, segment: Segment, step: int, content: CheckpointC
         StoreError: if the store lies at a URL that cannot be written.
         CheckpointConflictError: if a valid checkpoint with another content is there.
     """
-    ref = CheckpointRef(segment=segment.id, step=step)
-    home = store / relative_path(ref)
+    return finish(store, segment, step, begin(store, segment, step), content)
+
+
+def begin(store: Path, segment: Segment, step: int) -> Path:
+    """An empty folder for a checkpoint in the making, which `finish` turns into one."""
+    home = store / relative_path(CheckpointRef(segment=segment.id, step=step))
     building = home.with_name(f".{home.name}-{uuid.uuid4().hex}{UNFINISHED}")
     try:
         _make_durable_folder(home.parent)
         building.mkdir()
+    except OSError as error:
+        if _is_full(error):
+            raise StoreFullError(f"no space left in {store} for step {step} of segment {segment.id}") from error
+        raise
+    return building
+
+
+def finish(
+    store: Path, segment: Segment, step: int, building: Path, content: CheckpointContent
+) -> tuple[StoredCheckpoint, int]:
+    """As `write_content`, in a folder that `begin` made, and where shards of moments may lie already."""
+    ref = CheckpointRef(segment=segment.id, step=step)
+    home = store / relative_path(ref)
+    try:
         _write_files(building, segment, step, content)
         digest = _seal(building)
-        size_bytes = sum(file.stat().st_size for file in building.iterdir())
+        size_bytes = sum(file.stat().st_size for file in building.rglob("*") if file.is_file())
         _settle(building, home, digest)
         _publish(store, relative_path(ref), digest)
     except (OSError, SafetensorError) as error:
@@ -176,13 +199,14 @@ def _write_files(folder: Path, segment: Segment, step: int, content: CheckpointC
 
 def _seal(folder: Path) -> str:
     """Writes the manifest, forces everything to disk, and returns the digest."""
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     entries = {name: {"sha256": _sha256(folder / name), "size_bytes": (folder / name).stat().st_size} for name in names}
     manifest = canonical_json({"format": FORMAT, "files": entries}).encode()
     (folder / MANIFEST).write_bytes(manifest)
     for name in (*names, MANIFEST):
         _fsync(folder / name)
-    _fsync(folder)
+    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        _fsync(inner)
     return hashlib.sha256(manifest).hexdigest()
 
 

@@ -33,23 +33,27 @@ class CheckpointContent:
 
 
 def capture(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, copied: bool = False
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, copied: bool = False, kept: bool = True
 ) -> CheckpointContent:
     """The model's parameters and its optimizers' state by name; a tied head is its embedding and not listed.
 
     Args:
         copied: Copy every tensor, so that training may go on while the content is written.
+        kept: False in a process that only takes part: it drops each tensor once it was gathered.
     """
     parameters = dict(model.named_parameters())
-    weights = {name: _whole(parameter.detach(), copied) for name, parameter in parameters.items()}
+    weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
+        weight = _whole(parameter.detach(), copied and kept)
+        if kept:
+            weights[name] = weight
         for optimizer in optimizers:
             for key, value in optimizer.state.get(parameter, {}).items():
-                if key == _STEP:
-                    moments[_STEP] = _whole(value, copied)
-                elif isinstance(value, Tensor):
-                    moments[f"{name}.{key}"] = _whole(value, copied)
+                if isinstance(value, Tensor):
+                    moment = _whole(value, copied and kept)
+                    if kept:
+                        moments[_STEP if key == _STEP else f"{name}.{key}"] = moment
     return CheckpointContent(weights=weights, moments=moments, config=_config(model))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from workers import checkpoint, processes
 from workers.background_writer import BackgroundWriter
@@ -16,8 +20,9 @@ from workers.mixture import open_training_data
 from workers.results import Checkpoint, HealthPoint, TrainProgress
 from workers.schedule import learning_rate
 from workers.segment_run import check_run, first_step, next_save
+from workers.sharded_moments import MomentShards, settle_headers, step_count
 from workers.spec import SegmentRun
-from workers.trainee import prepare
+from workers.trainee import Trainee, prepare
 
 
 def train(
@@ -61,6 +66,7 @@ def train(
     health = HealthSeries(segment, peak_flops=peak_flops(group.device, group.size), step=first)
     health.expect(first, due)
 
+    shards = MomentShards() if group.size > 1 and run.execution.sharding == "shard" else None
     with BackgroundWriter() as writer:
 
         def durable() -> tuple[Checkpoint, ...]:
@@ -88,7 +94,7 @@ def train(
                     if stops():
                         return
             if done == due:
-                content = capture(trainee.model, trainee.optimizers, copied=True)
+                content = _Content.of(trainee, shards, store=store, step=done)
                 if group.leads:
                     mean_loss = math.fsum(losses) / len(losses)
                     writer.submit(partial(_save, run, store, done, content, mean_loss, health.take()))
@@ -100,15 +106,41 @@ def train(
         yield from durable()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """A copy of everything a checkpoint holds, in the process that leads. Where moments are shared out, all processes
+    are writing their parts into `building` until `shards_written`."""
+
+    whole: CheckpointContent
+    building: Path | None = None
+    shards_written: Future[Any] | None = None
+
+    @classmethod
+    def of(cls, trainee: Trainee, shards: MomentShards | None, *, store: Path, step: int) -> _Content:
+        model, leads = trainee.model, trainee.group.leads
+        if shards is None:
+            return cls(whole=capture(model, trainee.optimizers, copied=True, kept=leads))
+        building = trainee.group.from_leader(lambda: checkpoint.begin(store, trainee.run.segment, step))
+        written = shards.begin(model, trainee.optimizers, building)
+        weights = capture(model, (), copied=True, kept=leads)
+        whole = dataclasses.replace(weights, moments=step_count(trainee.optimizers))
+        return cls(whole=whole, building=building, shards_written=written)
+
+
 def _save(
     run: SegmentRun,
     store: Path,
     step: int,
-    content: CheckpointContent,
+    content: _Content,
     mean_loss: float,
     health: tuple[HealthPoint, ...],
 ) -> Checkpoint:
-    stored, size_bytes = checkpoint.write_content(store, run.segment, step, content)
+    if content.building is None or content.shards_written is None:
+        stored, size_bytes = checkpoint.write_content(store, run.segment, step, content.whole)
+    else:
+        content.shards_written.result()
+        settle_headers(content.building)
+        stored, size_bytes = checkpoint.finish(store, run.segment, step, content.building, content.whole)
     return Checkpoint(
         ref=stored.ref,
         path=stored.path,

@@ -92,6 +92,8 @@ def test_two_processes_train_what_one_does(
         assert [point.learning_rate for point in ours.health] == [point.learning_rate for point in theirs.health]
     state = json.loads((home / found[-1].path / checkpoint.STATE).read_text())
     assert state["next_sequence"] == 8 * STEPS
+    parts = sorted(path.name for path in (home / found[-1].path / "optimizer").glob("*"))
+    assert len(parts) == (2 if execution.get("sharding") == "shard" else 0)
     (resumed,) = train(run_of(trunk, start=found[0]), store=home_with(store, home, found[0], tmp_path / "one"))
     assert losses_of([resumed]) == pytest.approx(losses_of(alone)[STEPS // 2 :], rel=1e-5)
 
@@ -134,6 +136,15 @@ def test_shards_move_by_muon_as_the_whole_does_and_resume_from_its_checkpoint(
     run = dataclasses.replace(run_of(segment, start=half), execution=shards)
     ends = together(run, other)
     assert losses_of(ends[0]) == pytest.approx(losses_of([end]), rel=1e-4)
+
+
+def test_shards_resumed_from_shards_are_bit_identical(store: Path, trunk: Segment, tmp_path: Path) -> None:
+    """B1: the parts come back to the processes they were of; another number of processes shares them out anew."""
+    home = elsewhere(store, tmp_path)
+    shards: dict[str, Any] = {"processes": 2, "sharding": "shard"}
+    half, end = together(run_of(trunk, **shards), home)[0]
+    again = together(run_of(trunk, start=half, **shards), home_with(store, home, half, tmp_path / "again"))
+    assert [found.digest for found in again[0]] == [end.digest]
 
 
 def test_what_one_process_cannot_do_is_raised_in_all(store: Path, trunk: Segment, tmp_path: Path) -> None:
