@@ -104,6 +104,7 @@ def _load_weights(folder: Path) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             dtype="auto",
+            device_map="auto" if torch.cuda.is_available() else "cpu",  # accelerate's: over all GPUs that are seen
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
@@ -112,7 +113,7 @@ def _load_weights(folder: Path) -> Any:
         if report[problem]:
             names = ", ".join(sorted(map(str, report[problem]))[:5])
             raise ReferenceModelError(f"{folder}: weights and config.json do not agree: {problem} {names}")
-    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.eval()
     try:
         check_head(model)
     except MeasurementError as error:
