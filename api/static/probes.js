@@ -209,7 +209,13 @@ export function probesView() {
     const layout = frame({
       width,
       height: HEIGHT,
-      x: { ...countAxis(traces.flatMap((trace) => trace.x), width), label: "position in the document, tokens" },
+      x: {
+        ...countAxis(
+          traces.flatMap((trace) => trace.x),
+          width,
+        ),
+        label: "position in the document, tokens",
+      },
       y: { label: "loss, nats per token" },
       colours,
     });
@@ -237,7 +243,11 @@ export function probesView() {
         hovertemplate: "%{text}<extra></extra>",
         mode: followUps ? "markers" : "lines+markers",
         line: { color: paint, width: 1.6 },
-        marker: { color: paint, size: followUps ? 10 : 7, symbol: SYMBOLS[symbol % SYMBOLS.length] + (followUps ? "-open" : "") },
+        marker: {
+          color: paint,
+          size: followUps ? 10 : 7,
+          symbol: SYMBOLS[symbol % SYMBOLS.length] + (followUps ? "-open" : ""),
+        },
       }));
     });
     const width = element.clientWidth;
@@ -253,7 +263,11 @@ export function probesView() {
       y: { ...axis, label },
       colours,
     });
-    return plot(element, traces.filter((trace) => trace.x.length > 0), layout);
+    return plot(
+      element,
+      traces.filter((trace) => trace.x.length > 0),
+      layout,
+    );
   }
 
   function drawLegend(scales, budgets, colours) {
@@ -262,9 +276,7 @@ export function probesView() {
     items.push(...budgets.map((value, index) => h("li", {}, swatch(index, colours.muted), value.label)));
     const names = [...new Set(models.map((model) => model.followUp).filter((name) => name !== null))];
     if (names.length > 0)
-      items.push(
-        h("li", { class: "first" }, swatch(0, colours.muted, { hollow: true }), `after ${names.join(", ")}`),
-      );
+      items.push(h("li", { class: "first" }, swatch(0, colours.muted, { hollow: true }), `after ${names.join(", ")}`));
     byId("probe-legend").replaceChildren(...items);
   }
 
@@ -323,7 +335,7 @@ function modelsOf(rows) {
         stage,
         trajectoryLabel,
         label: `${trajectoryLabel} · ${stage}`,
-        trajectory: JSON.stringify([row.scale, String(row.short_tokens), row.rule, row.short_seed, row.long_seed].map(String)),
+        trajectory: JSON.stringify([row.scale, row.short_tokens, row.rule, row.short_seed, row.long_seed].map(String)),
         scale: row.scale,
         long: Number(row.long_tokens),
         followUp: row.follow_up,

@@ -19,7 +19,13 @@ const VALUES = {
   gradient_norm: { label: "norm of the gradient", digits: 3, scale: "log" },
   learning_rate: { label: "learning rate", digits: 3, scale: "linear", rangemode: "tozero", exponentformat: "e" },
   tokens_per_s: { label: "tokens per second", digits: 3, scale: "linear", rangemode: "tozero", exponentformat: "B" },
-  mfu: { label: "MFU: model's operations, share of the peak", digits: 3, scale: "linear", rangemode: "tozero", tickformat: ".0%" },
+  mfu: {
+    label: "MFU: model's operations, share of the peak",
+    digits: 3,
+    scale: "linear",
+    rangemode: "tozero",
+    tickformat: ".0%",
+  },
 };
 
 /** The section; `follow(grid)` shows another grid's training, or what has come of the same one. */
@@ -116,7 +122,11 @@ export function trainingView() {
       "aria-label",
       `${label} over tokens, ${series.length} segments; the table below holds the newest numbers`,
     );
-    drawLegend(names.filter((name) => series.some((item) => item.scale === name)), paints, colours);
+    drawLegend(
+      names.filter((name) => series.some((item) => item.scale === name)),
+      paints,
+      colours,
+    );
     drawRows();
   }
 

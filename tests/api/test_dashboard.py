@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.app import create_app
 from database.attempts import lose_attempts, renew
-from tests.api import seeding
+from tests.api import seeding, seeding_measures
 from tests.api.conftest import LookedAt, Measured, serve
 from tests.api.seeding_measures import DEPTHS, FOLLOW_UP, LENGTHS, RELEASED
 from workers.results import TrainProgress
@@ -389,7 +389,7 @@ def test_names_are_text_and_counts_are_exact(
     with sessions.begin() as session:
         scales = {HOSTILE: {"layers": 1, "width": 32, "heads": 2, "ffn_width": 64}}
         seeding.submit_grid(session, seeding.document(name=HOSTILE, scales=scales))
-        seeding.finish(session)
+        seeding.finish(session, health=seeding_measures.health, probes=seeding_measures.probes)
         session.execute(text("UPDATE grids SET tokens_train = 9007199254740993"))
     with _visit(browser, fresh) as page:
         expect(page.locator("#grid-name")).to_have_text(HOSTILE)
@@ -398,6 +398,9 @@ def test_names_are_text_and_counts_are_exact(
         expect(page.locator("#grid-facts")).to_contain_text("9,007,199,254,740,993 tokens to train")
         expect(page.locator("#n-chips")).to_contain_text(HOSTILE)
         expect(page.locator("#chart")).to_contain_text(HOSTILE)
+        for place in ("training-grid", "training-legend", "probes-grid", "probe-legend"):
+            expect(page.locator(f"#{place}")).to_contain_text(HOSTILE)
+        expect(page.locator("#probed option").first).to_contain_text(HOSTILE)
         page.click("#rows summary")
         expect(page.locator("#rows-table tbody th").first).to_have_text(HOSTILE)
         assert page.locator("#main img, #main b:text-is('bold')").count() == 0
