@@ -105,7 +105,10 @@ class ScaleProgress(Body):
 
 class RunningAttempt(Body):
     kind: Literal["SEGMENT", "EVALUATION"]
-    what: str = Field(description="Kind of the segment, or the rule of the evaluation.", examples=["long_constant"])
+    what: str = Field(
+        description="Kind of the segment, or the rule of the evaluation and its follow-up stage.",
+        examples=["long_constant"],
+    )
     scale: str
     number: int = Field(description="1 for the first try.")
     worker: str

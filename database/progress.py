@@ -50,7 +50,7 @@ class ScaleProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAttempt:
-    """An attempt that runs now; `what` is the segment's kind or the rule's name."""
+    """An attempt that runs now; `what` is the segment's kind, or the rule's name with that of a follow-up stage."""
 
     kind: str
     what: str
@@ -208,11 +208,13 @@ def _segments_of(grid_id: uuid.UUID) -> Subquery:
 
 
 def _evaluations_of(grid_id: uuid.UUID) -> Subquery:
+    rule = Evaluation.rule["name"].astext
+    after = rule + ", after " + Evaluation.follow_up  # NULL without a follow-up
     return (
         select(
             Evaluation.id,
             Evaluation.scale,
-            Evaluation.rule["name"].astext.label("kind"),
+            func.coalesce(after, rule).label("kind"),
             Evaluation.state,
             Evaluation.reason,
             Evaluation.not_before,

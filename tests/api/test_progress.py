@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import httpx
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
 from database.attempts import renew
-from tests.api import seeding
+from tests.api import seeding, seeding_measures
 from tests.api.conftest import Measured
 from workers.results import TrainProgress
 
@@ -22,6 +24,22 @@ def test_without_scheduler_everything_says_so(http: httpx.Client) -> None:
     assert (grid["tokens_done"], grid["eta_s"], grid["failures"]) == (0, None, [])
     cells = http.get(f"/v1/grids/{grid_id}/cells").json()["items"]
     assert {(cell["state"], cell["why"][:23]) for cell in cells} == {("PENDING", "no scheduler is running")}
+
+
+def test_evaluation_after_a_follow_up_stage_is_named_by_it(http: httpx.Client, sessions: sessionmaker[Session]) -> None:
+    with sessions.begin() as session:
+        grid_id = seeding.submit_grid(session, seeding_measures.looked_at()).grid_id
+        while (segment := seeding.next_segment(session)) is not None:
+            seeding.train(session, segment)
+    said: Counter[str] = Counter()
+    with sessions.begin() as session:
+        claimed = seeding.next_evaluation(session)
+    while claimed is not None:
+        said.update(attempt["what"] for attempt in http.get(f"/v1/grids/{grid_id}").json()["attempts"])
+        with sessions.begin() as session:
+            seeding.measure(session, claimed)
+            claimed = seeding.next_evaluation(session)
+    assert said == {"raw": 9, f"raw, after {seeding_measures.FOLLOW_UP}": 3}
 
 
 def test_running_trunk_shows_its_tokens_and_what_waits_for_it(
