@@ -30,7 +30,7 @@ from orchestrator.fit_job import fit_job
 
 #: A, alpha, B_s, beta_s, B_l, beta_l, C of the observations made here.
 TRUTH = (67.0, 0.25, 238.0, 0.30, 45.0, 0.20, -0.40)
-SCALES = {"S1": 31_000_000, "S2": 66_000_000, "S3": 126_000_000}
+SCALES = {"S1": 31_000_000, "S2": 66_000_000, "S3": 126_000_000, "S4": 243_000_000}
 
 
 def add_series(session: Session, series_id: str = "series", *, metric: str = "log_longppl") -> str:

@@ -239,14 +239,14 @@ def test_stored_fit_is_latest_of_its_holdout_alone(session: Session) -> None:
 
 def test_held_out_rows_are_predicted_and_judged_but_not_fitted(session: Session) -> None:
     series_id = add_series(session)
-    add_observations(session, series_id)
-    fit_id = add_fit(session, series_id, holdout="scale=S3", bootstrap=0)
+    add_observations(session, series_id, points(("S1", "S2", "S3", "S4")))  # three sizes are the fewest for an exponent
+    fit_id = add_fit(session, series_id, holdout="scale=S4", bootstrap=0)
     row = session.get_one(Fit, fit_id)
     roles = session.execute(
         select(FitObservation.role, func.count(), func.count(FitObservation.predicted)).group_by(FitObservation.role)
     )
-    assert {role: (count, predicted) for role, count, predicted in roles} == {"fitted": (24, 24), "held_out": (12, 12)}
-    assert (row.n_observations, row.holdout_n, row.n_params_max) == (24, 12, 66_000_000.0)
+    assert {role: (count, predicted) for role, count, predicted in roles} == {"fitted": (36, 36), "held_out": (12, 12)}
+    assert (row.n_observations, row.holdout_n, row.n_params_max) == (36, 12, 126_000_000.0)
     assert row.holdout_r2 is not None
     assert row.holdout_r2 > 0.9
     assert row.holdout_bias is not None

@@ -133,7 +133,7 @@ def test_workers_that_train_together_report_once_and_are_free_together(
 ) -> None:
     assert _all_free(idle_workers, 2)
     token, pids = uuid.uuid4(), idle_workers.pids()
-    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=3), 3, 6))
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=13), 3, 6))
     assert idle_workers.attempts() == (token,)
     reports = _reports_of(idle_workers, token)
     assert [type(report) for report in reports] == [Saved, Saved, Trained]
@@ -141,14 +141,14 @@ def test_workers_that_train_together_report_once_and_are_free_together(
     assert _all_free(idle_workers, 2)
     assert idle_workers.pids() == pids
     again = uuid.uuid4()
-    idle_workers.launch(("worker-2", "worker-1"), again, _together(_trunk(corpus, seed=4), 2))
+    idle_workers.launch(("worker-2", "worker-1"), again, _together(_trunk(corpus, seed=14), 2))
     assert isinstance(_reports_of(idle_workers, again)[-1], Trained)
 
 
 def test_together_they_stop_at_the_same_checkpoint(idle_workers: RayExecutor, corpus: str) -> None:
     assert _all_free(idle_workers, 2)
     token, pids = uuid.uuid4(), idle_workers.pids()
-    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=5), *range(1, 2000)))
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=15), *range(1, 2000)))
     idle_workers.stop(token)
     assert isinstance(_reports_of(idle_workers, token)[-1], Stopped)
     assert _all_free(idle_workers, 2)
@@ -158,7 +158,7 @@ def test_together_they_stop_at_the_same_checkpoint(idle_workers: RayExecutor, co
 def test_attempt_has_one_end_when_one_of_its_processes_dies(idle_workers: RayExecutor, corpus: str) -> None:
     assert _all_free(idle_workers, 2)
     token, pids = uuid.uuid4(), idle_workers.pids()
-    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=6), 1, 100_000))
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=16), 1, 100_000))
     while not any(isinstance(item.report, Saved) for item in idle_workers.poll(timeout_s=0.1)):
         pass
     os.kill(pids["worker-2"], signal.SIGKILL)
