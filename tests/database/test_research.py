@@ -267,7 +267,7 @@ def test_predictions_are_those_of_the_newest_fit_of_each_holdout(session: Sessio
     assert len(rows) == 2 * 20
     assert {row.role for row in rows if row.fit_id == newest} == {"fitted"}
     apart = {(row.scale, row.long_tokens) for row in rows if row.role == "held_out"}
-    assert apart == {(scale, 40 * n) for scale, n in SCALES.items()}
+    assert apart == {(scale, 40 * n) for scale, n in SCALES.items() if scale != "S4"}
     assert all(abs(row.observed - row.predicted) < 0.2 for row in rows)
     agree = """
         SELECT count(*) FROM research.predictions p, LATERAL research.predict_log_longppl_interval(
