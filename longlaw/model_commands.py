@@ -31,7 +31,8 @@ def add(
     """Bring a causal language model into the store; prints the entry for a grid's `scales`."""
     shape = add_model(folder, local_store(store))
     head_dim, rope_base = own_rope(folder)
-    model = dataclasses.asdict(shape) | {"head_dim": head_dim}
+    model = {name: value for name, value in dataclasses.asdict(shape).items() if value is not None}
+    model["head_dim"] = head_dim
     if rope_base is not None:
         model["rope_base"] = rope_base
     if as_json:

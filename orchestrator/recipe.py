@@ -104,7 +104,8 @@ def _tokens_seen(value: object) -> int | None:
 
 
 class FolderModelSettings(Settings):
-    """A model in the store, as `longlaw model add` prints it. `head_dim` and `rope_base` are those it came with."""
+    """A model in the store, as `longlaw model add` prints it. `head_dim` (the channels of a head that rotate) and
+    `rope_base` are those it came with."""
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     n_params: Count
@@ -112,6 +113,7 @@ class FolderModelSettings(Settings):
     layers: Count
     width: Count
     vocab_size: Count
+    attention_width: Count | None = None
     head_dim: Count | None = None
     rope_base: Positive | None = None
 

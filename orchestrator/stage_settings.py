@@ -6,6 +6,7 @@ None means: not given here, so that the recipe, a scale and a sub-phase can each
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, field_validator, model_validator
@@ -153,7 +154,7 @@ def resolve_data(given: Mapping[str, Any], *, corpus: str, split: Split) -> Data
         )
         for part in given.get("blended", ())
     )
-    if sum(part.share for part in blended) >= 1:
+    if sum(Fraction(str(part.share)) for part in blended) >= 1:
         raise ValueError("the shares under blended leave nothing for the corpus itself")
     packing = given.get("packing", "stream")
     if packing == "stream" and given.get("full_length_share") is not None:

@@ -24,6 +24,8 @@ from workers.model import ConvolvedProjection
 IMPLEMENTATION = "longlaw_documents"
 #: Positions in a block of FlexAttention's mask, along queries and keys; its kernels' own default.
 _BLOCK = 128
+#: Tokens of each document in a trial.
+_TRIAL_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +53,8 @@ def use_document_attention(model: PreTrainedModel) -> None:
     """Lets `packed_hidden_states` work on `model`. Whole sequences give the same numbers as before, by SDPA.
 
     Raises:
-        ModelMismatchError: if a layer could look across documents by another way than attention over all positions.
+        ModelMismatchError: if a layer could look across documents by another way than attention over all positions, or
+            does so in a trial.
     """
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if not model._supports_attention_backend or kinds != {"full_attention"}:
@@ -68,6 +71,21 @@ def use_document_attention(model: PreTrainedModel) -> None:
             # run outside of any context.
             module.register_forward_pre_hook(_tell_projections, with_kwargs=True)
             module.register_forward_hook(_clear_projections, always_call=True)
+    _check_apart(model)
+
+
+def _check_apart(model: PreTrainedModel) -> None:
+    """Compares two documents in one sequence with each of them alone: a layer may attend by a way of its own."""
+    device = model.get_input_embeddings().weight.device
+    alone = torch.arange(2 * _TRIAL_TOKENS, device=device).view(2, -1) % model.config.vocab_size
+    places = torch.arange(_TRIAL_TOKENS, device=device)
+    with torch.no_grad():
+        packed = packed_hidden_states(model, alone.view(1, -1), places.repeat(2)[None])
+        expected = packed_hidden_states(model, alone, places.expand(2, -1))
+    if not torch.allclose(packed.view_as(expected), expected, rtol=1e-2, atol=1e-2, equal_nan=True):
+        raise ModelMismatchError(
+            f'{type(model).__name__} does not keep documents apart as it should: use packing "stream"'
+        )
 
 
 def packed_hidden_states(model: PreTrainedModel, inputs: Tensor, positions: Tensor) -> Tensor:

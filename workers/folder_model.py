@@ -10,6 +10,7 @@ Nothing in a folder is executed: no code of its own, no pickles.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -97,6 +98,11 @@ def load_folder(
     """
     home = verify_folder(store, shape)
     own = getattr(_load_config(home), "rope_parameters", None) or {}
+    if any(isinstance(value, dict) for value in own.values()):
+        raise ModelMismatchError(
+            f"the model {shape.digest} rotates differently in layers of different kinds ({', '.join(own)}); one RoPE"
+            " base needs one"
+        )
     kept = {name: own[name] for name in _KEPT_OF_ROPE if name in own}
     model = _load(
         home,
@@ -106,6 +112,8 @@ def load_folder(
         max_position_embeddings=max_positions,
     )
     found = _measured(model, shape.digest)
+    if shape.attention_width is None:  # a price was made without it; nothing else is
+        found = dataclasses.replace(found, attention_width=None)
     if found != shape:
         raise ModelMismatchError(f"the model {shape.digest} is {found}, {shape} was asked for")
     return model
@@ -119,16 +127,21 @@ def counted(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def own_rope(model_folder: Path) -> tuple[int, float | None]:
-    """The width of a head and the RoPE base that a model came with; None where it has no single base."""
+    """The rotating channels of a head, and the RoPE base that a model came with; None where it has no single base."""
     config = _load_config(model_folder)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
-    return int(head_dim), None if base is None else float(base)
+    rope = getattr(config, "rope_parameters", None) or {}
+    base = rope.get("rope_theta")
+    return int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)), None if base is None else float(base)
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _measured(model: PreTrainedModel, digest: str) -> FolderModel:
     n_params, embedding_params = counted(model)
     vocab_size, width = _ends(model)[0].weight.shape
+    attention_width = _head_dim(model.config) * int(model.config.num_attention_heads)
     return FolderModel(
         digest=digest,
         n_params=n_params,
@@ -136,6 +149,7 @@ def _measured(model: PreTrainedModel, digest: str) -> FolderModel:
         layers=int(model.config.num_hidden_layers),
         width=int(width),
         vocab_size=int(vocab_size),
+        attention_width=None if attention_width == width else attention_width,
     )
 
 

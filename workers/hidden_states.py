@@ -65,7 +65,7 @@ def _layer(layer: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     k = _rotate(attention.k_proj(normed).view(heads), cos, sin).transpose(1, 2)
     v = attention.v_proj(normed).view(heads).transpose(1, 2)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-    states = attention.o_proj(mixed.transpose(1, 2).reshape(states.shape)).add_(states)
+    states = attention.o_proj(mixed.transpose(1, 2).flatten(2)).add_(states)
     normed = _norm(layer.post_attention_layernorm, states)
     gated = _GatedUnit.apply(feed_forward.gate_proj(normed), feed_forward.up_proj(normed))  # type: ignore[no-untyped-call]
     moved: Tensor = feed_forward.down_proj(gated).add_(states)

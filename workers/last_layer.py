@@ -30,9 +30,13 @@ def last_states(model: Any, inputs: torch.Tensor, *, first: int) -> torch.Tensor
 
 
 def _pays(model: Any, inputs: torch.Tensor, first: int) -> bool:
-    """Rows of attention before the half cost less than the mask that the others need."""
+    """Rows of attention before the half cost less than the mask that the others need. A layer whose `forward` is set
+    already (accelerate does that to models on several devices) stays as it is."""
     return (
-        type(model) is LlamaForCausalLM and model.config._attn_implementation == "sdpa" and 2 * first > inputs.shape[1]
+        type(model) is LlamaForCausalLM
+        and model.config._attn_implementation == "sdpa"
+        and 2 * first > inputs.shape[1]
+        and "forward" not in vars(model.model.layers[-1])
     )
 
 

@@ -132,6 +132,7 @@ class FolderModel:
 
     `digest` is its identity; the sizes are counted from it when it is brought into the store and checked when it is
     loaded. `n_params` is N: every weight but the input embedding and the output head (`embedding_params`).
+    `attention_width` is that of all heads together, where it is not `width`.
     """
 
     digest: str
@@ -140,6 +141,7 @@ class FolderModel:
     layers: int
     width: int
     vocab_size: int
+    attention_width: int | None = optional(None)
 
     def train_flops_per_token(self, seq_len: int) -> int:
         """As `ModelShape.train_flops_per_token`."""
@@ -151,7 +153,8 @@ class FolderModel:
 
 
 def _train_flops_per_token(model: ModelShape | FolderModel, seq_len: int) -> int:
-    return 6 * (model.n_params + model.vocab_size * model.width) + 6 * model.layers * model.width * seq_len
+    width = (model.attention_width or model.width) if isinstance(model, FolderModel) else model.width
+    return 6 * (model.n_params + model.vocab_size * model.width) + 6 * model.layers * width * seq_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

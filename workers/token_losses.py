@@ -30,8 +30,9 @@ BATCH_TOKENS = 8192
 #: Rows and columns of one tile of logits: 1 MiB on a CPU, which its cache holds; enough work for a GPU's arithmetic.
 _CPU_TILE = (512, 512)
 _CUDA_TILE = (4096, 16_384)
-#: Tokens of a trial that compares the model's own logits with backbone and head taken apart.
+#: Tokens of a trial that looks at what goes into the head, and what becomes of logits as large as this.
 _TRIAL_TOKENS = 8
+_TRIAL_LOGIT = 100.0
 _TRIAL_TOLERANCE = 1e-2
 
 
@@ -55,11 +56,28 @@ def check_head(model: Any) -> None:
     """
     head = model.get_output_embeddings()
     ids = torch.arange(_TRIAL_TOKENS, device=head.weight.device)[None] % head.weight.shape[0]
+    fed: list[torch.Tensor] = []
+    made: list[torch.Tensor] = []
+
+    def stretched(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        """Logits far from zero in the place of the head's: a cap leaves small ones nearly as they are."""
+        fed.append(inputs[0])
+        made.append(torch.linspace(-_TRIAL_LOGIT, _TRIAL_LOGIT, output.numel()).to(output).view_as(output))
+        return made[-1]
+
     model.eval()
-    with torch.inference_mode():
-        own = model(input_ids=ids, use_cache=False).logits.float()
-        apart = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
-    if not torch.allclose(own, apart, atol=_TRIAL_TOLERANCE, rtol=_TRIAL_TOLERANCE, equal_nan=True):
+    hook = head.register_forward_hook(stretched)
+    try:
+        with torch.no_grad():
+            own = model(input_ids=ids, use_cache=False).logits
+            states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    finally:
+        hook.remove()
+    if not (
+        fed
+        and torch.allclose(fed[0].float(), states.float(), atol=_TRIAL_TOLERANCE, rtol=_TRIAL_TOLERANCE, equal_nan=True)
+        and torch.equal(own.float(), made[0].float())
+    ):
         raise MeasurementError(
             f"{type(model).__name__} with this configuration changes its logits after the head, which is not supported"
         )

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from workers import checkpoint
 from workers.attention import use_document_attention
+from workers.errors import MeasurementError, ModelMismatchError
 from workers.loss import NextTokenLoss
 from workers.merge import merge
 from workers.mixture import TrainingData
@@ -20,6 +21,7 @@ from workers.optimizers import build_optimizers, check_moments, clip_gradients, 
 from workers.processes import Group, keeping_gradients, spread
 from workers.segment_run import carries_optimizer, sequences_at_once, sequences_per_process
 from workers.spec import LongStage, SegmentRun
+from workers.token_losses import check_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,6 +95,7 @@ def prepare(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -
     elif run.start_sources and segment.parent_rule is not None:
         sources = [checkpoint.verify(store, source) for source in run.start_sources]
         load_weights(model, merge(sources, segment.parent_rule))
+    _check_objective(model)
     _configure(model, run)
     loss_of = spread(NextTokenLoss(model, z_loss=stage.z_loss), model, group, run.execution.sharding)
     optimizers = build_optimizers(model, stage.optimizer)
@@ -100,6 +103,16 @@ def prepare(run: SegmentRun, data: TrainingData, *, store: Path, group: Group) -
         checkpoint.restore_optimizers(folder, model, optimizers)
         check_moments(optimizers)
     return Trainee(run=run, group=group, data=data, model=model, loss_of=loss_of, optimizers=optimizers)
+
+
+def _check_objective(model: PreTrainedModel) -> None:
+    """The loss is made of hidden states and the head's weight alone."""
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ModelMismatchError(f"{type(model).__name__} has a bias at its head, with which it cannot be trained")
+    try:
+        check_head(model)
+    except MeasurementError as error:
+        raise ModelMismatchError(str(error)) from error
 
 
 def _configure(model: PreTrainedModel, run: SegmentRun) -> None:

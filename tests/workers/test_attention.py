@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from workers.attention import document_blocks, packed_hidden_states, use_document_attention
 from workers.errors import ModelMismatchError
@@ -186,11 +195,21 @@ def test_padding_and_sequences_that_begin_within_a_document_are_refused() -> Non
 def test_models_that_attend_within_a_window_are_refused() -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     windowed = MistralForCausalLM(MistralConfig(vocab_size=50, num_key_value_heads=1, sliding_window=8, **sizes))
-    use_document_attention(windowed)
     with pytest.raises(ModelMismatchError, match="within 8 positions is not supported"):
-        packed_hidden_states(windowed, INPUTS, POSITIONS)
+        use_document_attention(windowed)
 
 
 def test_the_way_of_attending_is_not_saved_with_the_model(tmp_path: Path) -> None:
     qwen().save_pretrained(tmp_path)
     assert "longlaw" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+
+
+def test_a_model_that_attends_by_a_way_of_its_own_is_found_out_by_a_trial() -> None:
+    """It says that it takes attention functions, and does not take ours."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = NemotronConfig(vocab_size=50, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, **sizes)
+    model = NemotronForCausalLM(config)
+    assert model._supports_attention_backend
+    with pytest.raises(ModelMismatchError, match="does not keep documents apart"):
+        use_document_attention(model)

@@ -10,13 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 from tests.workers.tiny_training import SHAPE
 from workers.errors import ModelMismatchError, ModelMissingError
 from workers.folder_model import add_model, own_rope
 from workers.model import build_model, built_rope_base, check_model, open_model
-from workers.rope import inverse_frequencies
+from workers.rope import inverse_frequencies, ntk_base
 from workers.spec import FolderModel, Yarn
 
 SIZES: dict[str, Any] = {
@@ -200,3 +214,41 @@ def test_folders_that_are_no_model_are_refused(tmp_path: Path) -> None:
     (short / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(ModelMismatchError, match="missing_keys"):
         add_model(short, tmp_path / "store")
+
+
+def test_the_channels_that_rotate_are_what_a_base_is_stretched_over(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = StableLmConfig(**SIZES | {"hidden_size": 32}, partial_rotary_factor=0.5)
+    StableLmForCausalLM(config).save_pretrained(tmp_path / "partial")
+    rotating, base = own_rope(tmp_path / "partial")
+    assert (rotating, base) == (8, 1e4)
+    shape = add_model(tmp_path / "partial", tmp_path / "store")
+    stretched = opened(shape, tmp_path / "store", base=ntk_base(1e4, 4.0, rotating))
+    assert 4 * stretched.model.rotary_emb.inv_freq[-1].item() == pytest.approx(1e4 ** (-6 / 8), rel=1e-5)
+
+
+def test_a_model_with_a_base_for_each_kind_of_layer_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    Olmo3ForCausalLM(Olmo3Config(**SIZES | {"pad_token_id": None}, sliding_window=8)).save_pretrained(tmp_path / "two")
+    shape = add_model(tmp_path / "two", tmp_path / "store")
+    with pytest.raises(ModelMismatchError, match="rotates differently in layers of different kinds"):
+        opened(shape, tmp_path / "store")
+
+
+@pytest.mark.parametrize("head_dim", [8, 24])
+def test_operations_are_those_that_torch_counts_in_the_model(tmp_path: Path, head_dim: int) -> None:
+    """Torch counts attention's whole square, of which the causal half is ours, and nothing for the weights of norms."""
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=head_dim)).save_pretrained(tmp_path / "qwen3")
+    shape = add_model(tmp_path / "qwen3", tmp_path / "store")
+    assert shape.attention_width == (None if head_dim == 8 else 48)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "qwen3", attn_implementation="eager")
+    length = 64
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros((1, length), dtype=torch.long), use_cache=False).logits.sum().backward()
+    square = 12 * SIZES["num_hidden_layers"] * SIZES["num_attention_heads"] * head_dim * length**2
+    vectors = sum(weight.numel() for weight in model.parameters() if weight.ndim == 1)
+    expected = counter.get_total_flops() - square // 2 + 6 * vectors * length
+    assert shape.train_flops_per_token(length) * length == expected
+    assert opened(shape, tmp_path / "store").config.head_dim == head_dim
+    assert opened(dataclasses.replace(shape, attention_width=None), tmp_path / "store") is not None

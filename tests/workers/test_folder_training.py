@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, CohereForCausalLM, PhiForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tests.workers.test_folder_model import SIZES
 from tests.workers.tiny_training import SHAPE, long_stage, tiny_corpus
+from workers.errors import ModelMismatchError
 from workers.folder_model import add_model
 from workers.model import built_rope_base
 from workers.spec import FolderModel, Segment, SegmentRun, StoredCheckpoint
@@ -55,3 +57,25 @@ def test_training_goes_on_from_the_folders_weights_and_resumes_bit_by_bit(
     (store / last.path).rename(tmp_path / "aside")
     (again,) = train(SegmentRun(segment=segment, start=start, save_steps=(6,)), store=store)
     assert again.digest == last.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (PhiForCausalLM, {"partial_rotary_factor": 0.5}, "bias at its head"),
+        (CohereForCausalLM, {"logit_scale": 0.25}, "changes its logits after the head"),
+    ],
+)
+def test_a_model_whose_loss_is_more_than_its_head_s_weight_is_not_trained(
+    tmp_path: Path, kind: Any, changes: dict[str, Any], message: str
+) -> None:
+    """Its gradients would be those of another objective."""
+    torch.manual_seed(0)
+    store = tmp_path / "store"
+    sizes = SIZES | {"vocab_size": SHAPE.vocab_size, "pad_token_id": None}
+    kind(kind.config_class(**sizes, **changes)).save_pretrained(tmp_path / "other")
+    shape = add_model(tmp_path / "other", store)
+    stage = long_stage(tiny_corpus(store))
+    segment = Segment(kind="long_constant", parent=None, shape=shape, stage=stage, seed=0)
+    with pytest.raises(ModelMismatchError, match=message):
+        next(train(SegmentRun(segment=segment, start=None, save_steps=(1,)), store=store))

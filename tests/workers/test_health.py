@@ -72,6 +72,9 @@ def test_peaks_are_known_by_the_names_that_cuda_gives() -> None:
         "NVIDIA H100 80GB HBM3": 989e12,
         "NVIDIA H100 PCIe": 756e12,
         "NVIDIA H200": 989e12,
+        "NVIDIA H200 NVL": 835e12,
+        "NVIDIA GH200 480GB": 989e12,
+        "NVIDIA GB200": 2500e12,
         "NVIDIA B200": 2250e12,
         "NVIDIA GeForce GTX 1080": None,
     }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.workers.tiny_evaluation import tiny_llama
 from tests.workers.tiny_training import SHAPE
 from workers import hidden_states
 from workers.hidden_states import last_hidden_states
@@ -42,6 +43,23 @@ def test_values_and_gradients_equal_hugging_faces(shape: ModelShape) -> None:
     expected = gradients(model, theirs)
     for name, found in gradients(model, ours).items():
         assert torch.dist(found, expected[name]) < 1e-6 * expected[name].norm(), name
+
+
+def test_heads_need_not_be_as_wide_together_as_the_model() -> None:
+    """As in folders that name a head_dim; biases and another base come along."""
+    model = tiny_llama(64, head_dim=12, attention_bias=True, mlp_bias=True)
+    ids = torch.randint(64, (2, 20), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(generator=torch.Generator().manual_seed(3))
+    theirs = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    assert hidden_states._can_be_direct(model, ids)
+    ours = last_hidden_states(model, ids)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    expected = gradients(model, theirs)
+    for name, found in gradients(model, ours).items():
+        assert torch.dist(found, expected[name]) <= 1e-5 * expected[name].norm() + 1e-5, name
 
 
 def test_models_that_need_their_layers_called_take_the_long_way() -> None:

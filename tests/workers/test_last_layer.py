@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -44,3 +46,25 @@ def test_the_feed_forward_runs_over_the_end_alone() -> None:
         last_states(model, torch.zeros((1, 40), dtype=torch.long), first=30)
         last_states(model, torch.zeros((1, 40), dtype=torch.long), first=5)
     assert rows == [10, 40]
+
+
+def test_a_layer_that_was_given_another_forward_keeps_it() -> None:
+    """Libraries that spread a model over devices put their own in its place, for good."""
+    model = tiny_llama(64)
+    layer = model.model.layers[-1]
+    calls: list[int] = []
+    plain: Callable[..., torch.Tensor] = layer.forward
+
+    def counted(states: torch.Tensor, **options: object) -> torch.Tensor:
+        calls.append(states.shape[1])
+        return plain(states, **options)
+
+    layer.forward = counted
+    inputs = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        end = last_states(model, inputs, first=30)
+    assert calls == [40]
+    assert layer.forward is counted
+    del layer.forward
+    with torch.inference_mode():
+        torch.testing.assert_close(last_states(model, inputs, first=30), end, rtol=0, atol=2e-5)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from tests.workers.tiny_evaluation import tiny_llama
-from workers.token_losses import Pass, head_losses, logits_at, score
+from workers.errors import MeasurementError
+from workers.token_losses import Pass, check_head, head_losses, logits_at, score
 
 
 def whole(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor:
@@ -67,3 +71,16 @@ def test_logits_of_asked_positions_are_the_model_s_own() -> None:
         torch.testing.assert_close(logits, own, rtol=0, atol=1e-5)
         nll = functional.cross_entropy(own, torch.from_numpy(item.ids[item.positions]), reduction="none")
         np.testing.assert_allclose(loss, nll.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_cap_on_logits_is_seen_where_it_hardly_changes_them() -> None:
+    """A model's first logits are small: 30 tanh(x / 30) is x to five digits there, and half of x after training."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
+    config = Gemma2Config(vocab_size=64, num_attention_heads=2, num_key_value_heads=1, **sizes)
+    model = Gemma2ForCausalLM(config).eval()
+    with pytest.raises(MeasurementError, match="changes its logits"):
+        check_head(model)
+    config.final_logit_softcapping = None
+    check_head(model)
+    check_head(tiny_llama(64))
