@@ -9,13 +9,13 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy import and_, delete, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from database.events import record_event
 from database.measures import record_metrics, record_points
-from database.models import Attempt, Checkpoint, Evaluation, Segment
+from database.models import Attempt, Checkpoint, Evaluation, Segment, SegmentSave
 from database.observations import record_observations
 from database.work import close_segment, fail_orphans, missing_saves, promote
 from workers import results
@@ -69,7 +69,8 @@ def renew(session: Session, token: uuid.UUID, *, lease_s: float, progress: resul
 def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: results.Checkpoint) -> bool:
     """Records a checkpoint that lies in the store and makes READY what waited for it; False if superseded.
 
-    The same checkpoint twice is one row. Another digest for it is kept as an event and changes nothing.
+    The same checkpoint twice is one row. Another digest for it is kept as an event and changes nothing. One that the
+    attempt made for recovery is a scheduled one if a grid has asked for its step since the attempt began.
     """
     attempt = _live(session, token)
     if attempt is None:
@@ -77,6 +78,7 @@ def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: results.Ch
     row = session.get_one(Segment, attempt.segment_id, with_for_update=True)
     if checkpoint.ref.segment != row.key:
         raise ValueError(f"attempt {token} trains segment {row.key}, not {checkpoint.ref.segment}")
+    asked_for = exists().where(SegmentSave.segment_key == row.key, SegmentSave.step == checkpoint.ref.step)
     inserted = session.scalar(
         insert(Checkpoint)
         .values(
@@ -86,7 +88,7 @@ def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: results.Ch
             path=checkpoint.path,
             digest=checkpoint.digest,
             size_bytes=checkpoint.size_bytes,
-            scheduled=checkpoint.scheduled,
+            scheduled=or_(literal(checkpoint.scheduled), asked_for),
             mean_loss=checkpoint.mean_loss,
             attempt_id=attempt.id,
         )

@@ -300,6 +300,22 @@ def test_recovery_checkpoints_are_forgotten_once_replaced(engine: Engine) -> Non
     assert steps == [24, 60]
 
 
+def test_recovery_checkpoint_that_a_grid_asked_for_meanwhile_stays(engine: Engine) -> None:
+    submitted(engine, long_steps=(16,))
+    scheduler = scheduler_row(engine)
+    for _ in range(2):
+        before = next_segment(engine, scheduler)
+        assert before is not None
+        train(engine, before)
+    claim = next_segment(engine, scheduler)
+    assert claim is not None
+    submitted(engine, name="more", long_steps=(8, 16))
+    with Session(engine) as session, session.begin():
+        record_checkpoint(session, claim.token, checkpoint_of(claim, 8, scheduled=False))
+        record_checkpoint(session, claim.token, checkpoint_of(claim, 16))
+        assert prune_recovery(session, claim.key, before_step=16) == ()
+
+
 def test_withdrawn_work_is_left_alone_by_its_attempt(engine: Engine) -> None:
     """CANCELLED is final: neither a checkpoint, nor a failure, nor the end of the attempt opens it again."""
     submitted(engine)
