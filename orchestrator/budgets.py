@@ -82,7 +82,11 @@ class Budget:
         return (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
 
     def __str__(self) -> str:
-        return str(self.tokens) if self.per_n is None else f"{self.per_n:f}N"
+        """As `parse_budget` reads it: digits alone, or with an exponent where those are too many for it."""
+        if self.per_n is None:
+            return str(self.tokens)
+        digits = f"{self.per_n:f}"
+        return f"{digits if len(digits) <= _MAX_NUMBER_LENGTH else self.per_n}N"
 
 
 def parse_budget(value: object) -> Budget:

@@ -13,12 +13,15 @@ from orchestrator.budgets import INT64_MAX, Budget, rounding_problem
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid import CellSettings, Grid, RuleSettings, budget_list
 from orchestrator.grid_problems import pointer
+from orchestrator.rule_pools import MAX_POOL, pool_problem, pool_size
 from orchestrator.scales import ResolvedScale
 from workers.spec import ObservationRule, content_hash, steps_for
 
 #: Cells and evaluations of one grid; a larger one is refused before anything is planned.
 MAX_CELLS = 200_000
 MAX_EVALUATIONS = 1_000_000
+#: Checkpoints that all of its models are made of, each counted as often as it is read.
+MAX_SOURCES = 4_000_000
 
 #: Nothing of a model from a folder is drawn at random before its long stage.
 _NO_SEED = (0,)
@@ -106,17 +109,16 @@ def asked_cells(grid: Grid) -> AskedCells:
     count = sum(len(b.short) * len(b.long) * len(b.short_seeds) * len(b.long_seeds) for b in blocks)
     if count > MAX_CELLS:
         problems.append(Problem(pointer="", message=f"asks for {count:,} cells; a grid may hold {MAX_CELLS:,} at most"))
-    evaluations = sum(_evaluations_at_most(block) for block in blocks)
-    if evaluations > MAX_EVALUATIONS:
-        message = f"asks for about {evaluations:,} evaluations; a grid may hold {MAX_EVALUATIONS:,} at most"
-        problems.append(Problem(pointer="", message=message))
+    problems += _too_much(blocks, probes=grid.evaluation.probes is not None)
     if problems:
         raise GridError(list(dict.fromkeys(problems)))
     tokens = sum(_tokens(block) for block in blocks)
     if tokens > INT64_MAX:
         message = f"its cells take {tokens:.3g} tokens, one by one; their sum does not fit in 64 bits"
         raise GridError([Problem(pointer="", message=message)])
-    cells = _merged(blocks, {name: index for index, name in enumerate(scales)}, warnings)
+    cells = _merged(blocks, {name: index for index, name in enumerate(scales)}, problems, warnings)
+    if problems:
+        raise GridError(problems)
     unused = set(scales) - {block.scale.name for block in blocks}
     warnings += [
         Problem(pointer=pointer("scales", name), message="no cell uses this scale") for name in scales if name in unused
@@ -267,30 +269,8 @@ def _misfits(block: _Block) -> Iterator[Problem]:
             message = f"{cell}: {asked.steps} steps are fewer than the warm-up, {block.scale.long.warmup_steps}"
             yield Problem(pointer=asked.pointer, message=f"{message}; lower recipe.long.warmup_steps or raise D_l")
         for text, rule in block.rules.items():
-            in_phase = block.scale.step_in_phase(asked.steps)
-            steps = rule.source_steps(in_phase)
-            # With fewer a rule is the raw checkpoint under another name: the oldest of one_sqrt weighs nothing.
-            fewest = {"raw": 1, "one_sqrt": 3}.get(rule.name, 2)
-            if len(steps) < fewest:
-                message = (
-                    f"{cell}: {text} finds {len(steps)} of the {fewest} checkpoints it needs, {rule.spacing_steps} "
-                    f"steps apart back from step {asked.steps}; lower spacing, or raise D_l"
-                )
-                yield Problem(pointer=asked.pointer, message=message)
-            elif steps[0] <= 0 and in_phase < asked.steps:
-                border = asked.steps - in_phase
-                message = (
-                    f"{cell}: {text} reads {rule.m} checkpoints {rule.spacing_steps} steps apart up to step "
-                    f"{asked.steps}, across the border of two phases at step {border}: models of two lengths make no "
-                    "average; lower m or spacing, or raise D_l"
-                )
-                yield Problem(pointer=asked.pointer, message=message)
-            elif steps[0] <= 0:
-                message = (
-                    f"{cell}: {text} reads {rule.m} checkpoints {rule.spacing_steps} steps apart up to step "
-                    f"{asked.steps}: the oldest would lie at step {steps[0]}; lower m or spacing, or raise D_l"
-                )
-                yield Problem(pointer=asked.pointer, message=message)
+            if misfit := pool_problem(rule, block.scale, asked.steps):
+                yield Problem(pointer=asked.pointer, message=f"{cell}: {text} {misfit}")
 
 
 def _collapsed(blocks: Iterable[_Block]) -> Iterator[Problem]:
@@ -339,13 +319,28 @@ def _twins(scales: dict[str, ResolvedScale]) -> Iterator[Problem]:
             )
 
 
-def _evaluations_at_most(block: _Block) -> int:
-    if not block.long:
-        return 0
-    per_trajectory = len(block.long)
-    if block.every is not None:
-        per_trajectory += max(asked.tokens for asked in block.long) // block.every
-    return len(block.short) * len(block.short_seeds) * len(block.long_seeds) * len(block.rules) * per_trajectory
+def _too_much(blocks: Iterable[_Block], *, probes: bool) -> Iterator[Problem]:
+    """More evaluations, or checkpoints behind them, than a grid may hold; both counted from above."""
+    evaluations, sources = 0, 0
+    for block in blocks:
+        if not block.long:
+            continue
+        trajectories = len(block.short) * len(block.short_seeds) * len(block.long_seeds)
+        last = max(block.long, key=lambda asked: asked.steps)
+        between = last.tokens // block.every if block.every is not None else 0
+        models = len(block.long) * (2 if probes else 1) + between
+        evaluations += trajectories * len(block.rules) * models
+        each = sum(min(MAX_POOL, pool_size(rule, last.steps)) for rule in block.rules.values())
+        sources += trajectories * models * each
+    if evaluations > MAX_EVALUATIONS:
+        message = f"asks for about {evaluations:,} evaluations; a grid may hold {MAX_EVALUATIONS:,} at most"
+        yield Problem(pointer="", message=message)
+    elif sources > MAX_SOURCES:
+        message = (
+            f"its rules read about {sources:,} checkpoints; those of a grid may read {MAX_SOURCES:,} at most: raise "
+            "spacing, lower m, or ask for fewer cells"
+        )
+        yield Problem(pointer="/rules", message=message)
 
 
 def _tokens(block: _Block) -> int:
@@ -357,12 +352,18 @@ def _tokens(block: _Block) -> int:
     return seeds * (short * len(block.long) + long * len(block.short))
 
 
-def _merged(blocks: list[_Block], order: dict[str, int], warnings: list[Problem]) -> tuple[AskedCell, ...]:
-    """Cells of all blocks, one for each place; a cell asked for twice has the rules of both."""
+def _merged(
+    blocks: list[_Block], order: dict[str, int], problems: list[Problem], warnings: list[Problem]
+) -> tuple[AskedCell, ...]:
+    """Cells of all blocks, one for each place; a cell asked for twice has the rules of both.
+
+    Two rules of one pool at one cell go to `problems`.
+    """
     cells: dict[CellPlace, AskedCell] = {}
     for block in blocks:
         scale = block.scale
         repeated = 0
+        twofold: set[str] = set()
         for short, long, short_seed, long_seed in itertools.product(
             block.short, block.long, block.short_seeds, block.long_seeds
         ):
@@ -378,9 +379,12 @@ def _merged(blocks: list[_Block], order: dict[str, int], warnings: list[Problem]
                 cell = cells[place] = AskedCell(scale=scale, place=place)
             elif block.rules.items() <= cell.rules.items():
                 repeated += 1
-            cell.rules.update(block.rules)
+            twofold.update(text for text, rule in block.rules.items() if cell.rules.setdefault(text, rule) != rule)
             if block.every is not None:
                 cell.every.add(block.every)
+        for pool in sorted(twofold):
+            message = f"pool {pool!r} has another rule for some of these cells; one series holds one value of a cell"
+            problems.append(Problem(pointer=f"{block.at}/rules", message=message))
         if repeated and block.at:
             message = f"{repeated} of these cells are asked for already; each counts once"
             warnings.append(Problem(pointer=block.at, message=message))

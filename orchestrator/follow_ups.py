@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from orchestrator.budgets import rounding_problem
-from orchestrator.cells import AskedCell, AskedCells, rules_in_steps
+from orchestrator.cells import MAX_CELLS, MAX_SOURCES, AskedCell, AskedCells, rules_in_steps
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid import FollowUpSettings, Grid
 from orchestrator.grid_problems import pointer
 from orchestrator.recipe import EvaluationSettings, resolve_evaluator
+from orchestrator.rule_pools import pool_problem, pool_size
 from orchestrator.scales import ResolvedScale, execution_problem
 from orchestrator.stage_settings import DATA_FIELDS, resolve_data, resolve_rope
 from workers.spec import Evaluator, LongStage, ObservationRule, steps_for
@@ -39,6 +40,7 @@ def asked_follow_ups(grid: Grid, asked: AskedCells) -> tuple[AskedFollowUp, ...]
     problems: list[Problem] = []
     found: list[AskedFollowUp] = []
     seen: set[str] = set()
+    sources = 0
     for index, settings in enumerate(grid.follow_ups):
         at = pointer("follow_ups", index)
         if settings.name in seen:
@@ -49,8 +51,21 @@ def asked_follow_ups(grid: Grid, asked: AskedCells) -> tuple[AskedFollowUp, ...]
         by_scale: dict[str, list[AskedCell]] = {}
         for cell in cells:
             by_scale.setdefault(cell.scale.name, []).append(cell)
+        for number, name in enumerate(settings.scales or ()):
+            if name not in by_scale:
+                message = f"scale {name} has no cells to go on from"
+                problems.append(Problem(pointer=f"{at}/scales/{number}", message=message))
         for of_scale in by_scale.values():
-            found += _of_scale(grid, settings, of_scale, evaluator, at, problems)
+            for follow_up in _of_scale(grid, settings, of_scale, evaluator, at, problems):
+                sources += pool_size(follow_up.rule, follow_up.cell.place.long_steps)
+                found.append(follow_up)
+                if len(found) > MAX_CELLS or sources > MAX_SOURCES:
+                    message = (
+                        f"go on from more than {MAX_CELLS:,} models, or from models of more than {MAX_SOURCES:,} "
+                        "checkpoints in all; narrow at or scales"
+                    )
+                    raise GridError([*dict.fromkeys(problems), Problem(pointer="/follow_ups", message=message)])
+    problems += _twins(found, {settings.name: index for index, settings in enumerate(grid.follow_ups)})
     if problems:
         raise GridError(list(dict.fromkeys(problems)))
     return tuple(found)
@@ -75,11 +90,9 @@ def _of_scale(
     stages: dict[int, LongStage | None] = {}
     for cell in _begun(settings, cells, at, problems):
         step = cell.place.long_steps
-        if rule.source_steps(scale.step_in_phase(step))[0] <= 0:
-            message = (
-                f"scale {scale.name}, D_l = {step * scale.long.tokens_per_step:,}: {settings.start.text} reads"
-                " checkpoints from before this phase of the long stage; lower m or spacing, or begin later"
-            )
+        if misfit := pool_problem(rule, scale, step):
+            begins = f"scale {scale.name}, D_l = {step * scale.long.tokens_per_step:,}"
+            message = f"{begins}: {settings.start.text} {misfit}"
             problems.append(Problem(pointer=f"{at}/from", message=message))
             continue
         phase = scale.phase_at(step)
@@ -94,15 +107,29 @@ def _of_scale(
         if misfit := rounding_problem(tokens, stage.tokens_per_step, grid.rounding_tolerance):
             problems.append(Problem(pointer=f"{at}/tokens", message=f"scale {scale.name}: {misfit}"))
             continue
+        steps = steps_for(tokens, stage.tokens_per_step)
+        if steps < stage.warmup_steps:
+            message = f"scale {scale.name}: the warm-up takes more than all {steps} steps; lower it or raise tokens"
+            problems.append(Problem(pointer=f"{at}/warmup_steps", message=message))
         yield AskedFollowUp(
             name=settings.name,
             cell=cell,
             rule=rule,
             stage=stage,
-            steps=steps_for(tokens, stage.tokens_per_step),
+            steps=steps,
             evaluation=settings.evaluation or grid.evaluation,
             evaluator=evaluator,
         )
+
+
+def _twins(found: Sequence[AskedFollowUp], order: Mapping[str, int]) -> Iterator[Problem]:
+    """Two that train and measure the same: the second would have no numbers under its name."""
+    first: dict[tuple[object, ...], str] = {}
+    for item in found:
+        place = item.cell.scale.name, item.cell.place, item.rule, item.stage, item.steps, item.evaluator
+        name = first.setdefault(place, item.name)
+        if name != item.name:
+            yield Problem(pointer=pointer("follow_ups", order[item.name]), message=f"is the same as {name!r}; keep one")
 
 
 def _begun(

@@ -98,6 +98,13 @@ class RuleSettings(Settings):
     decay: Annotated[Positive | None, Field(lt=1, validate_default=True)] = None
     density: Annotated[Ratio | None, Field(validate_default=True)] = None
 
+    @field_validator("pool")
+    @classmethod
+    def _raw_is_raw(cls, pool: str | None, info: ValidationInfo) -> str | None:
+        if pool == "raw" and info.data.get("name", "raw") != "raw":
+            raise ValueError("raw is the series of checkpoints that nothing is merged into; choose another name")
+        return pool
+
     @field_validator("m", "spacing", "decay", "density")
     @classmethod
     def _fits_rule(cls, value: Any, info: ValidationInfo) -> Any:
@@ -160,7 +167,7 @@ class FollowUpSettings(DataSettings):
     at: Annotated[Annotated[Literal["largest"], Tag(_ONE)] | Annotated[BudgetList, Tag(_LIST)], Discriminator(_at)] = (
         "largest"
     )
-    scales: tuple[Label, ...] | None = None
+    scales: Annotated[tuple[Label, ...], Field(min_length=1)] | None = None
     tokens: TokenBudget
     seq_len: Annotated[Count, Field(ge=2)] | None = None
     batch_sequences: Count | None = None
@@ -184,6 +191,13 @@ class FollowUpSettings(DataSettings):
         if state == "carry" and start is not None and start.name != "raw":
             raise ValueError("a merged model has no optimizer state to carry on; only from raw can")
         return state
+
+    @field_validator("evaluation")
+    @classmethod
+    def _measured_at_its_end(cls, evaluation: EvaluationSettings | None) -> EvaluationSettings | None:
+        if evaluation is not None and (evaluation.every is not None or evaluation.diagnose_zero):
+            raise ValueError("a follow-up is measured at its end alone; take out every and diagnose_zero")
+        return evaluation
 
     @model_validator(mode="after")
     def _one_rope(self) -> Self:
@@ -279,7 +293,7 @@ def parse_grid(document: object) -> Grid:
     problems += _unknown_scales(document)
     if grid is not None:
         missing = missing_settings(grid.recipe, grid.scales)
-        problems += _missing_parts(grid) + missing + _protocol_misfits(grid)
+        problems += _missing_parts(grid) + missing + _protocol_misfits(grid) + _holdout_misfits(grid)
         if not missing:
             for name in grid.scales:
                 grid._resolve(name, problems)
@@ -330,10 +344,12 @@ def _unknown_scales(document: Mapping[str, Any]) -> list[Problem]:
         for index, cell in enumerate(document["cells"]):
             if isinstance(cell, Mapping) and "scale" in cell:
                 mentions.append((pointer("cells", index, "scale"), cell["scale"]))
-    for index, follow_up in enumerate(document.get("follow_ups") or ()):
-        names = follow_up.get("scales") if isinstance(follow_up, Mapping) else None
-        if isinstance(names, (list, tuple)):
-            mentions += [(pointer("follow_ups", index, "scales", number), name) for number, name in enumerate(names)]
+    if isinstance(document.get("follow_ups"), (list, tuple)):
+        for index, follow_up in enumerate(document["follow_ups"]):
+            names = follow_up.get("scales") if isinstance(follow_up, Mapping) else None
+            if isinstance(names, (list, tuple)):
+                places = (pointer("follow_ups", index, "scales", number) for number in range(len(names)))
+                mentions += zip(places, names, strict=True)
     fit = document.get("fit")
     if isinstance(fit, Mapping) and str(fit.get("holdout")).startswith("scale="):
         mentions.append(("/fit/holdout", fit["holdout"].removeprefix("scale=")))
@@ -360,6 +376,10 @@ def _missing_parts(grid: Grid) -> list[Problem]:
         if grid.cells:
             return problems
         return [Problem(pointer="", message="asks for no cells: give short_tokens and long_tokens, or cells")]
+    if not grid.in_product and not grid.cells:
+        problems.append(
+            Problem(pointer="/product_scales", message="is empty, and there are no cells beside the product")
+        )
     shapes = [scale for scale in grid.in_product if not isinstance(grid.scales[scale], FolderScale)]
     for field in fields:
         budgets = getattr(grid, field)
@@ -391,6 +411,15 @@ def _short_budgets_of_folders(grid: Grid) -> list[Problem]:
         elif scale is not None and not isinstance(scale, FolderScale) and cell.short_tokens is None:
             problems.append(Problem(pointer=place, message="is required"))
     return problems
+
+
+def _holdout_misfits(grid: Grid) -> list[Problem]:
+    """A law with a term of D_s predicts nothing where D_s is unknown."""
+    held_out = grid.scales.get((grid.fit.holdout or "").removeprefix("scale="))
+    if not isinstance(held_out, FolderScale) or held_out.short_tokens_seen is not None:
+        return []
+    message = "D_s of this scale is unknown, so no fit can predict it; hold out another, or give short_tokens_seen"
+    return [Problem(pointer="/fit/holdout", message=message)]
 
 
 def _protocol_misfits(grid: Grid) -> list[Problem]:

@@ -61,6 +61,10 @@ def _message(kind: str, text: str, value: Any, context: dict[str, Any]) -> str:
             return f"must be a mapping, not {shown(value)}"
         case "string_type":
             return f"must be text, not {shown(value)}"
+        case "string_pattern_mismatch":
+            return f"must match the pattern {context['pattern']}, not {shown(value)}"
+        case "invalid_key":
+            return "keys must be text"
         case "string_unicode":
             return "must not contain lone surrogates"
         case "bool_type":

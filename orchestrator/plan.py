@@ -29,6 +29,7 @@ from orchestrator.plan_values import (
 )
 from orchestrator.probe_settings import resolve_probes
 from orchestrator.recipe import EvaluationSettings, FolderScale, family_of, long_decay, resolve_evaluator
+from orchestrator.rule_pools import pool_problem
 from orchestrator.scales import ResolvedScale
 from orchestrator.trajectories import Draft, Trajectories, Trajectory
 from workers.probe_spec import ProbeSet
@@ -111,7 +112,7 @@ class _Planner:
             for (every, rule), last in trajectory.diagnostics.items():
                 multiple = 1
                 while (step := steps_for(multiple * every, tokens_per_step)) <= last:
-                    if rule.source_steps(trajectory.scale.step_in_phase(step))[0] > 0:
+                    if pool_problem(rule, trajectory.scale, step) is None:
                         self._evaluation(trajectory, step, rule, asked=False)
                     multiple += 1
         if self.grid.evaluation.diagnose_zero:

@@ -18,8 +18,17 @@ def ntk_base(base: float, factor: float, head_dim: int) -> float:
     """The base that stretches the slowest pair by `factor` and leaves the fastest alone: base * factor^(d/(d-2)).
 
     "NTK-aware" scaling; Peng et al. 2023 (arXiv 2309.00071), equation 16.
+
+    Raises:
+        ValueError: if no float64 holds that base.
     """
-    return base * math.pow(factor, head_dim / (head_dim - 2))
+    try:
+        stretched = base * math.pow(factor, head_dim / (head_dim - 2))
+    except OverflowError:
+        stretched = math.inf
+    if math.isinf(stretched):
+        raise ValueError(f"base {base:g} stretched by the factor {factor:g} is above all numbers; lower one of them")
+    return stretched
 
 
 def inverse_frequencies(head_dim: int, base: float, yarn: Yarn | None = None) -> list[float]:

@@ -94,3 +94,8 @@ def test_integers_survive_text_and_json(number: int) -> None:
     assert parse_integer(json.loads(json.dumps(number))) == number
     assert parse_integer(f"{number:_}") == number
     assert parse_integer(f"{Decimal(number):e}" if len(str(number)) < 30 else str(number)) == number
+
+
+@pytest.mark.parametrize("text", ["1e300N", "1.234567890123456789e-30N", "90N", "2.50N", "1e9"])
+def test_a_budget_reads_back_from_its_text(text: str) -> None:
+    assert parse_budget(str(parse_budget(text))) == parse_budget(text)

@@ -247,3 +247,39 @@ def test_too_many_evaluations_are_refused_too() -> None:
     document["evaluation"]["every"] = 16
     ((_, message),) = refused(**document)
     assert message == "asks for about 40,000,008 evaluations; a grid may hold 1,000,000 at most"
+
+
+def test_a_rule_without_m_reads_a_thousand_checkpoints_at_most() -> None:
+    """Counted before any list of them is made: this D_l has 10^15 of them."""
+    rules = [{"name": "ema", "decay": 0.5, "spacing": LONG_STEP}]
+    ((pointer, message),) = refused(rules=rules, product_scales=["a"], long_tokens=[LONG_STEP * 10**15])
+    assert pointer == "/long_tokens/0"
+    assert "reads 1,000,000,000,000,000 checkpoints" in message
+    assert "raise spacing or give m" in message
+    assert len(places(rules=rules, product_scales=["a"], long_tokens=[LONG_STEP * 1_000])) == 2
+
+
+def test_rules_that_read_too_many_checkpoints_together_are_refused() -> None:
+    rules = [{"name": "ema", "decay": 0.5, "spacing": LONG_STEP}]
+    seeds = {"short": list(range(2_001))}
+    ((pointer, message),) = refused(
+        rules=rules, seeds=seeds, product_scales=["a"], short_tokens=[720], long_tokens=[16_000, 15_984]
+    )
+    assert pointer == "/rules"
+    assert "about 4,002,000 checkpoints" in message
+
+
+def test_one_pool_with_two_rules_at_one_cell_is_refused() -> None:
+    rules = [{"name": "last_m", "m": 2, "spacing": 16, "pool": "p"}]
+    other = [{"name": "last_m", "m": 3, "spacing": 16, "pool": "p"}]
+    cell = {"scale": "a", "short_tokens": 720, "long_tokens": [160, 480], "rules": other}
+    ((pointer, message),) = refused(rules=rules, cells=[cell])
+    assert pointer == "/cells/0/rules"
+    assert "pool 'p' has another rule for some of these cells" in message
+    assert len(places(rules=rules, cells=[cell | {"long_tokens": 480}])) == 9
+
+
+def test_a_product_of_no_scales_needs_cells() -> None:
+    assert refused(product_scales=[])[0][0] == "/product_scales"
+    cells = [{"scale": "a", "short_tokens": 720, "long_tokens": 160}]
+    assert len(places(product_scales=[], cells=cells)) == 1

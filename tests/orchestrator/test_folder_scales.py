@@ -157,3 +157,11 @@ def test_shapes_need_the_parts_of_the_recipe_that_folders_do_not() -> None:
     made = document(beside=True)
     del made["recipe"]["model"]
     assert messages(made) == {"/recipe/model": "is required, with vocab_size"}
+
+
+def test_a_scale_of_unknown_short_tokens_cannot_be_held_out() -> None:
+    made = document(beside=True, fit={"holdout": "scale=released"})
+    made["scales"]["released"]["short_tokens_seen"] = "unknown"
+    assert "no fit can predict it" in messages(made)["/fit/holdout"]
+    made["scales"]["released"]["short_tokens_seen"] = "15e12"
+    assert plan(parse_grid(made)).cells

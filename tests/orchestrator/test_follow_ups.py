@@ -136,7 +136,7 @@ def test_in_a_chain_of_phases_it_begins_in_the_last_one() -> None:
     ("changes", "pointer", "message"),
     [
         ({"at": [15 * LONG_STEP]}, "/follow_ups/0/at/0", "no cell has D_l = 240; its cells have 160, 320"),
-        ({"from": LAST_3 | {"m": 6}, "at": [160]}, "/follow_ups/0/from", "reads checkpoints from before"),
+        ({"from": LAST_3 | {"m": 6}, "at": [160]}, "/follow_ups/0/from", "the oldest would lie at step 0"),
         ({"from": LAST_3 | {"spacing": 33}}, "/follow_ups/0/from/spacing", "33 tokens become 32"),
         ({"tokens": 33}, "/follow_ups/0/tokens", "33 tokens become 32"),
         ({"seq_len": 12, "batch_sequences": None}, "/follow_ups/0/seq_len", "give batch_sequences"),
@@ -166,3 +166,29 @@ def test_processes_take_whole_sequences_of_it_too() -> None:
 def test_a_grid_with_follow_ups_reads_back_the_same() -> None:
     grid = parse_grid(document(LONGER | {"from": LAST_3, "at": ["10N"]}))
     assert parse_grid(grid.model_dump(mode="json")) == grid
+
+
+def test_a_pool_of_one_checkpoint_is_refused_here_too() -> None:
+    ema = {"name": "ema", "decay": 0.5, "spacing": 20 * LONG_STEP}
+    assert "finds 1 of the 2 checkpoints" in messages(LONGER | {"from": ema})["/follow_ups/0/from"]
+
+
+def test_what_would_do_nothing_is_refused() -> None:
+    assert "is the same as 'longer'" in messages(LONGER, LONGER | {"name": "again"})["/follow_ups/1"]
+    assert "no cells to go on from" in messages(LONGER | {"scales": ["b"]})["/follow_ups/0/scales/0"]
+    assert "empty" in messages(LONGER | {"scales": []})["/follow_ups/0/scales"]
+    assert "all 6 steps" in messages(LONGER | {"warmup_steps": 7})["/follow_ups/0/warmup_steps"]
+    evaluation = small_document()["evaluation"] | {"every": 32}
+    assert "at its end alone" in messages(LONGER | {"evaluation": evaluation})["/follow_ups/0/evaluation"]
+
+
+def test_one_stage_measured_in_two_ways_is_trained_once() -> None:
+    evaluation = small_document()["evaluation"] | {"documents": {"count": 1, "length": 32}}
+    planned = planned_with(LONGER, LONGER | {"name": "on long documents", "evaluation": evaluation})
+    assert len(of_kind(planned, "follow_up")) == 2
+    assert len([item for item in planned.evaluations if item.follow_up is not None]) == 4
+
+
+def test_seeds_multiply_follow_ups_as_they_multiply_trajectories() -> None:
+    planned = planned_with(LONGER, seeds={"short": [0, 1], "long": [0, 1, 2]})
+    assert len(of_kind(planned, "follow_up")) == 2 * 2 * 3  # D_s x short seeds x long seeds, at the largest D_l

@@ -92,3 +92,9 @@ def test_a_pool_that_would_leave_only_the_raw_checkpoint_is_refused() -> None:
     assert set(refused({"name": "one_sqrt", **wide})) == {"/long_tokens/0", "/long_tokens/1"}
     oldest = refused({"name": "dare", "density": 0.5, "m": 6, **EVERY_2_STEPS})["/long_tokens/0"]
     assert "reads 6 checkpoints 2 steps apart up to step 10: the oldest would lie at step 0" in oldest
+
+
+def test_no_merged_model_joins_the_series_of_raw_ones() -> None:
+    pooled = {"name": "last_m", "m": 2, "pool": "raw", **EVERY_2_STEPS}
+    assert "choose another name" in refused(pooled)["/rules/0/pool"]
+    assert small_plan(rules=[{"name": "raw", "pool": "raw"}]).series == small_plan().series

@@ -55,3 +55,9 @@ def test_a_factor_of_one_changes_nothing() -> None:
     yarn = Yarn(factor=1.0, original_positions=1024)
     assert inverse_frequencies(64, 1e4, yarn) == pytest.approx(inverse_frequencies(64, 1e4), rel=1e-12)
     assert yarn_attention_factor(yarn) == yarn_attention_factor(None) == 1
+
+
+def test_a_base_above_all_numbers_is_refused() -> None:
+    for base, factor in ((1e4, 1e300), (1e300, 1e10)):
+        with pytest.raises(ValueError, match="lower one of them"):
+            ntk_base(base, factor, head_dim=4)
