@@ -107,13 +107,13 @@ def claim_segment(
     worker: str,
     lease_s: float,
     free_workers: int = 1,
-    all_workers: int = 1,
+    alive_workers: int = 1,
 ) -> ClaimedSegment | Gathering | None:
     """Claims the READY segment that the longest chain of training hangs on, or None if none is ready.
 
     The run is the next contiguous stretch: from the nearest checkpoint before the first missing save, through the
     missing saves, up to the next checkpoint that exists already. A segment that lacks nothing is closed in passing.
-    One that asks for more processes than there are workers waits, with the reason, and is looked at again; one that
+    One that asks for more processes than workers are alive waits, with the reason, and is looked at again; one that
     asks for more than are free now is worth waiting for: nothing shorter may take its workers, or it would never run.
     """
     while (row := session.scalar(_next_segment())) is not None:
@@ -122,10 +122,10 @@ def claim_segment(
             close_segment(session, row)
             continue
         processes = run.execution.processes
-        if processes > all_workers:
+        if processes > alive_workers:
             row.reason = (
-                f"it asks for {processes} processes and the scheduler has {all_workers} workers: raise"
-                " LONGLAW_WORKERS, or lower execution.processes"
+                f"it asks for {processes} processes and the scheduler has {alive_workers} live workers: raise"
+                " LONGLAW_WORKERS, see in its log why workers die, or lower execution.processes"
             )
             row.not_before = func.now() + func.make_interval(0, 0, 0, 0, 0, 0, _TOO_FEW_WORKERS_WAIT_S)
             session.flush()

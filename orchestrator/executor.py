@@ -28,6 +28,8 @@ logger = logging.getLogger("longlaw.executor")
 
 _NEWS_WAIT_S = 0.5
 _MAX_RESTART_WAIT_S = 60.0
+#: A worker that died so often without a word between is not counted on.
+_DEATHS_TO_GIVE_UP = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +115,15 @@ class RayExecutor:
     def free(self) -> tuple[str, ...]:
         """Names of the workers that can take an attempt now."""
         return tuple(slot.name for slot in self._slots.values() if slot.ready and slot.token is None)
+
+    def alive(self) -> int:
+        """How many workers are at work, free or about to be; the others die again and again, or find no machine."""
+        now = time.monotonic()
+        begins = self._silence_limit_s
+        return sum(
+            slot.ready or (slot.deaths < _DEATHS_TO_GIVE_UP and now - slot.polled_at_s < begins)
+            for slot in self._slots.values()
+        )
 
     def attempts(self) -> tuple[uuid.UUID, ...]:
         """Tokens of the attempts that are under way, or whose end is not settled yet."""

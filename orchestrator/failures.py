@@ -7,11 +7,29 @@ from orchestrator.reports import Failed, Lost
 
 #: The same specification fails in the same way, to the last bit: no retry can help.
 _HOPELESS = frozenset(
-    {"DivergedError", "ModelMismatchError", "SegmentRunError", "CheckpointConflictError", "MergeError"}
+    {
+        "DivergedError",
+        "ModelMismatchError",
+        "SegmentRunError",
+        "CheckpointConflictError",
+        "MergeError",
+        "MeasurementError",
+        "ProbeError",
+    }
 )
-_INFRASTRUCTURE = frozenset({"CheckpointMissingError", "CheckpointCorruptError", "MemoryError", "ConnectionError"})
-#: Space comes back when someone makes some, not within seconds.
-_STORE_FULL_BACKOFF_S = 60.0
+_INFRASTRUCTURE = frozenset(
+    {
+        "CheckpointMissingError",
+        "CheckpointCorruptError",
+        "ProcessLostError",
+        "StoreError",
+        "MemoryError",
+        "ConnectionError",
+        "OSError",
+    }
+)
+#: Space comes back when someone makes some, and a store at a URL when its service does: not within seconds.
+_STORE_BACKOFF_S = 60.0
 
 
 def failure_of(report: Failed | Lost) -> Failure:
@@ -22,9 +40,10 @@ def failure_of(report: Failed | Lost) -> Failure:
         return Failure(
             kind="infrastructure",
             reason=f"no space left in the store: free some ({report.message})",
-            min_backoff_s=_STORE_FULL_BACKOFF_S,
+            min_backoff_s=_STORE_BACKOFF_S,
         )
     reason = f"{report.error}: {report.message}" if report.message else report.error
     if report.error in _INFRASTRUCTURE:
-        return Failure(kind="infrastructure", reason=reason)
+        wait_s = _STORE_BACKOFF_S if report.error == "StoreError" else 0.0
+        return Failure(kind="infrastructure", reason=reason, min_backoff_s=wait_s)
     return Failure(kind="user", reason=reason, hopeless=report.error in _HOPELESS)

@@ -60,6 +60,7 @@ class Executor(Protocol):
 
     def __len__(self) -> int: ...
     def free(self) -> tuple[str, ...]: ...
+    def alive(self) -> int: ...
     def attempts(self) -> tuple[uuid.UUID, ...]: ...
     def launch(self, workers: Sequence[str], token: uuid.UUID, run: SegmentRun | EvaluationRun | ProbeRun) -> None: ...
     def poll(self, *, timeout_s: float) -> tuple[WorkerReport, ...]: ...
@@ -284,7 +285,7 @@ class Scheduler:
                     worker=free[0],
                     lease_s=lease_s,
                     free_workers=len(free),
-                    all_workers=len(self._executor),
+                    alive_workers=self._executor.alive(),
                 )
                 self._gathering = isinstance(claim, work.Gathering)
         if claim is None or isinstance(claim, work.Gathering):
@@ -347,7 +348,7 @@ class Scheduler:
         if isinstance(report, FINAL):
             self._progress.pop(report.token, None)
             segment = self._training.pop(report.token, None)
-            if segment is not None and isinstance(report, Failed | Lost | Stopped):
+            if segment is not None and current:  # else another scheduler's worker may be writing there by now
                 remove_unfinished(self._store, segment)
 
     def _remove(self, path: str) -> None:

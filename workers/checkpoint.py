@@ -22,8 +22,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -162,12 +164,20 @@ def begin(store: Path, segment: Segment, step: int) -> Path:
 
 
 def finish(
-    store: Path, segment: Segment, step: int, building: Path, content: CheckpointContent
+    store: Path,
+    segment: Segment,
+    step: int,
+    building: Path,
+    content: CheckpointContent,
+    *,
+    parts: Future[Any] | None = None,
 ) -> tuple[StoredCheckpoint, int]:
-    """As `write_content`, in a folder that `begin` made, and where shards of moments may lie already."""
+    """As `write_content`, in a folder that `begin` made, and where all processes write `parts` of the moments."""
     ref = CheckpointRef(segment=segment.id, step=step)
     home = store / relative_path(ref)
     try:
+        if parts is not None:
+            sharded_moments.complete(building, parts)
         _write_files(building, segment, step, content)
         digest = _seal(building)
         size_bytes = sum(file.stat().st_size for file in building.rglob("*") if file.is_file())
@@ -191,7 +201,7 @@ def _write_files(folder: Path, segment: Segment, step: int, content: CheckpointC
         "segment_id": segment.id,
         "step": step,
         "stage_tokens": segment.stage_tokens(step),
-        "next_sequence": (segment.first_stage_step + step) * segment.stage.batch_sequences,
+        "next_sequence": segment.first_sequence(step),
         "random": {"generator": "philox", "key": segment.seed},
     }
     (folder / STATE).write_text(canonical_json(state))

@@ -10,6 +10,7 @@ WorkerError
 │   ├── CheckpointCorruptError   wrong digest, truncated, unreadable
 │   └── CheckpointConflictError  a valid checkpoint with another content has the same identity
 ├── MergeError              checkpoints that do not make one model
+├── ProcessLostError        another process of those that train together is gone
 ├── StoreFullError          no space left while saving
 ├── StoreError              a store at a URL cannot be opened, read or written
 ├── CorpusError             a corpus cannot be built, found or verified
@@ -94,6 +95,10 @@ class CheckpointConflictError(CheckpointError):
 
 class MergeError(WorkerError):
     """The checkpoints given to an observation rule do not make one model."""
+
+
+class ProcessLostError(WorkerError):
+    """Another process of those that train one segment together is gone, or cannot be reached."""
 
 
 class StoreFullError(WorkerError):

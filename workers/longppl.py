@@ -27,11 +27,11 @@ from workers.errors import CorpusError, DivergedError, MeasurementError
 from workers.key_tokens import Mask
 from workers.merge import merge
 from workers.model import load_weights, open_model
-from workers.probe_spec import ProbeRun
+from workers.probe_spec import ProbeRun, ProbeSet
 from workers.progress import Report, unreported
 from workers.reference_cache import KeyTokens, key_tokens
 from workers.results import DocumentScore, Evaluation
-from workers.spec import EvaluationRun, Evaluator
+from workers.spec import NUMERICS_VERSION, EvaluationRun, Evaluator
 from workers.token_losses import BATCH_TOKENS, check_head, full_losses, local_losses
 
 Losses = npt.NDArray[np.floating]
@@ -50,9 +50,23 @@ def evaluate(run: EvaluationRun, *, store: Path) -> Evaluation:
         DivergedError: if the model yields losses that are not finite.
     """
     evaluator = run.evaluator
+    check_numerics(evaluator)
     corpus = open_corpus(store, evaluator.documents.corpus)
     model = snapshot_model(run, store=store, max_positions=evaluator.documents.length)
     return measure(model, evaluator, corpus=corpus, store=store, step=run.snapshot.step)
+
+
+def check_numerics(specification: Evaluator | ProbeSet) -> None:
+    """Refuses what was planned for another version of these numerics: its name promises other numbers.
+
+    Raises:
+        MeasurementError: if so.
+    """
+    if specification.numerics_version != NUMERICS_VERSION:
+        raise MeasurementError(
+            f"the measurement was planned for numerics version {specification.numerics_version}; this is version"
+            f" {NUMERICS_VERSION}: submit its grid again"
+        )
 
 
 def snapshot_model(run: EvaluationRun | ProbeRun, *, store: Path, max_positions: int) -> Any:

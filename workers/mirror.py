@@ -156,10 +156,12 @@ def _get(filesystem: Any, there: str, coming: Path) -> None:
     if not filesystem.isdir(there):
         filesystem.get_file(there, str(coming))
         return
-    for path in filesystem.find(there):
-        target = coming / str(path)[len(there) :].lstrip("/")
+    files = json.loads(filesystem.cat_file(f"{there}/{MANIFEST}"))["files"]
+    # Those that the manifest names: others may lie there from an attempt that was killed while it sent something else.
+    for name in (*(file["name"] if isinstance(file, dict) else file for file in files), MANIFEST):
+        target = coming / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        filesystem.get_file(path, str(target))
+        filesystem.get_file(f"{there}/{name}", str(target))
 
 
 def _url(store: Path) -> str | None:
@@ -172,7 +174,8 @@ def _url(store: Path) -> str | None:
 @functools.lru_cache(maxsize=8)
 def _connect(url: str) -> tuple[Any, str]:
     try:
-        filesystem, root = fsspec.core.url_to_fs(url)
+        # A listing that is remembered hides what other machines have sent since.
+        filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
         raise StoreError(
             f"the store {url} cannot be opened: {error} (install the filesystem's package, such as s3fs or gcsfs)"

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from workers.corpus import open_corpus
 from workers.documents import Window, evaluation_windows
 from workers.errors import DivergedError, ProbeError
-from workers.longppl import snapshot_model
+from workers.longppl import check_numerics, snapshot_model
 from workers.probe_spec import NeedleLoss, Passkey, PositionLoss, ProbeRun, ProbeSet, RetrievalHeads, Ruler
 from workers.probes_heads import head_scores
 from workers.probes_needles import Haystack, Needle, Prompt
@@ -38,9 +38,11 @@ def evaluate_probes(run: ProbeRun, *, store: Path, report: Report = unreported) 
 
     Raises:
         CheckpointError, MergeError, ModelMismatchError, CorpusError: as `workers.longppl.evaluate` does.
+        MeasurementError: if the probes were planned for another version of these numerics.
         ProbeError: if a probe cannot be made as asked for.
         DivergedError: if a probe finds a number that is not finite.
     """
+    check_numerics(run.probe_set)
     documents = run.probe_set.documents
     corpus = open_corpus(store, documents.corpus)
     model = snapshot_model(run, store=store, max_positions=run.probe_set.longest)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from workers.errors import ProcessLostError
 from workers.spec import Sharding
 
 T = TypeVar("T")
@@ -77,21 +78,34 @@ def joined(*, rank: int, processes: int, address: str, port: int) -> Iterator[No
     """Meets the other processes at `address`:`port`, where rank 0 listens, and parts from them at the end.
 
     Every process must see one GPU as its first (Ray does that), or none.
+
+    Raises:
+        ProcessLostError: if they cannot be reached, or one of them is gone before all have parted.
     """
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=f"tcp://{address}:{port}",
-        rank=rank,
-        world_size=processes,
-        timeout=PATIENCE,
-    )
     try:
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo",
+            init_method=f"tcp://{address}:{port}",
+            rank=rank,
+            world_size=processes,
+            timeout=PATIENCE,
+        )
         yield
+    except RuntimeError as error:
+        if _is_about_others(error):
+            raise ProcessLostError(f"one of {processes} processes is gone or unreachable: {error}") from error
+        raise
     finally:
         # DDP's reducer holds the group: were it the last to do so, gloo's threads would be joined under the GIL and
         # could wait for ever.
         gc.collect()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _is_about_others(error: RuntimeError) -> bool:
+    """Whether it tells of the other processes. gloo has no error class of its own, but names its source file."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def spread(loss_of: nn.Module, model: PreTrainedModel, group: Group, sharding: Sharding) -> nn.Module:

@@ -17,7 +17,7 @@ def check_run(run: SegmentRun, *, processes: int) -> None:
     if segment.numerics_version != NUMERICS_VERSION:
         raise SegmentRunError(
             f"segment {segment.id} was planned for numerics version {segment.numerics_version}; this is version"
-            f" {NUMERICS_VERSION}: plan it again"
+            f" {NUMERICS_VERSION}: submit its grid again"
         )
     try:
         learning_rate(segment, 0)

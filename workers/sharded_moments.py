@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -43,9 +44,18 @@ class MomentShards:
         return begun
 
 
-def settle_headers(folder: Path) -> None:
-    """Writes the metadata of every part in order of its keys: safetensors has them in any, and equal training must give
-    equal bytes. For whoever knows that all parts are written."""
+def complete(folder: Path, written: Future[Any]) -> None:
+    """Waits until every process has written its part, then writes the metadata of each in order of its keys:
+    safetensors has them in any, and equal training must give equal bytes.
+
+    Raises:
+        Exception: what writing raised in the first process that could not.
+    """
+    try:
+        written.result()
+    except CheckpointException as error:
+        first, _ = error.failures[min(error.failures)]
+        raise first from error
     for file in (folder / FOLDER).iterdir():
         with file.open("r+b") as part:
             size = int.from_bytes(part.read(8), "little")

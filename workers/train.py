@@ -20,7 +20,7 @@ from workers.mixture import open_training_data
 from workers.results import Checkpoint, HealthPoint, TrainProgress
 from workers.schedule import learning_rate
 from workers.segment_run import check_run, first_step, next_save
-from workers.sharded_moments import MomentShards, settle_headers, step_count
+from workers.sharded_moments import MomentShards, step_count
 from workers.spec import SegmentRun
 from workers.trainee import Trainee, prepare
 
@@ -135,12 +135,10 @@ def _save(
     mean_loss: float,
     health: tuple[HealthPoint, ...],
 ) -> Checkpoint:
-    if content.building is None or content.shards_written is None:
-        stored, size_bytes = checkpoint.write_content(store, run.segment, step, content.whole)
-    else:
-        content.shards_written.result()
-        settle_headers(content.building)
-        stored, size_bytes = checkpoint.finish(store, run.segment, step, content.building, content.whole)
+    building = content.building or checkpoint.begin(store, run.segment, step)
+    stored, size_bytes = checkpoint.finish(
+        store, run.segment, step, building, content.whole, parts=content.shards_written
+    )
     return Checkpoint(
         ref=stored.ref,
         path=stored.path,

@@ -296,10 +296,10 @@ def test_segment_for_several_processes_waits_for_as_many_free_workers(engine: En
     scheduler = scheduler_row(engine)
     with Session(engine) as session, session.begin():
         promote(session)
-        options = {"free_workers": 1, "all_workers": 2}
+        options = {"free_workers": 1, "alive_workers": 2}
         claim = claim_segment(session, scheduler_id=scheduler, worker="worker-1", lease_s=60.0, **options)
         assert claim == Gathering(processes=2)
-        options = {"free_workers": 2, "all_workers": 2}
+        options = {"free_workers": 2, "alive_workers": 2}
         claim = claim_segment(session, scheduler_id=scheduler, worker="worker-1", lease_s=60.0, **options)
         assert isinstance(claim, ClaimedSegment)
         assert claim.run.execution.processes == 2
@@ -317,4 +317,4 @@ def test_segment_for_more_processes_than_workers_says_so_and_lets_others_pass(en
         assert row.state == "READY"
         assert row.not_before is not None
         assert row.reason is not None
-        assert "asks for 8 processes and the scheduler has 1 workers" in row.reason
+        assert "asks for 8 processes and the scheduler has 1 live workers" in row.reason

@@ -20,7 +20,9 @@ TOKEN = uuid.uuid4()
         ("ModelMismatchError", "user", True),
         ("KeyError", "user", False),
         ("CorpusError", "user", False),
+        ("ProbeError", "user", True),
         ("CheckpointCorruptError", "infrastructure", False),
+        ("ProcessLostError", "infrastructure", False),
         ("MemoryError", "infrastructure", False),
     ],
 )
@@ -35,6 +37,12 @@ def test_full_store_waits_at_the_infrastructures_expense() -> None:
     failure = failure_of(Failed(token=TOKEN, error="StoreFullError", message="/store", traceback=""))
     assert failure.kind == "infrastructure"
     assert failure.reason == "no space left in the store: free some (/store)"
+    assert failure.min_backoff_s >= 60.0
+
+
+def test_store_that_cannot_be_reached_is_waited_for_at_the_infrastructures_expense() -> None:
+    failure = failure_of(Failed(token=TOKEN, error="StoreError", message="s3://runs cannot be read", traceback=""))
+    assert (failure.kind, failure.hopeless) == ("infrastructure", False)
     assert failure.min_backoff_s >= 60.0
 
 

@@ -48,11 +48,13 @@ def train_run(run: SegmentRun, store: Path) -> None:
 def train_together(run: SegmentRun, store: Path, rank: int, port: int, results: SimpleQueue[Any]) -> None:
     """Trains as one of the run's processes and puts (rank, checkpoints or error)."""
     torch.set_num_threads(1)
-    with joined(rank=rank, processes=run.execution.processes, address="127.0.0.1", port=port):
-        try:
-            results.put((rank, list(train(run, store=store))))
-        except WorkerError as error:
-            results.put((rank, error))
+    try:
+        with joined(rank=rank, processes=run.execution.processes, address="127.0.0.1", port=port):
+            found = list(train(run, store=store))
+    except WorkerError as error:
+        results.put((rank, error))
+    else:
+        results.put((rank, found))
 
 
 def fill_small_store(store: Path, segment: Segment) -> None:

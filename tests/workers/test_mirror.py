@@ -15,7 +15,7 @@ from workers.corpus import find_corpus, open_corpus
 from workers.documents import evaluation_windows
 from workers.errors import CheckpointConflictError, CheckpointCorruptError, CheckpointMissingError, StoreError
 from workers.reference_cache import key_tokens
-from workers.spec import Chunking, EvaluationDocuments, Evaluator, Reference
+from workers.spec import CheckpointRef, Chunking, EvaluationDocuments, Evaluator, Reference
 
 
 @pytest.fixture
@@ -49,6 +49,21 @@ def test_half_sent_checkpoint_is_absent_elsewhere(tmp_path: Path, url: str) -> N
     (tmp_path / "far" / stored.path / "manifest.json").unlink()
     with pytest.raises(CheckpointMissingError):
         checkpoint.verify(elsewhere, stored)
+
+
+def test_what_another_attempt_had_half_sent_is_no_part_of_a_checkpoint(tmp_path: Path, url: str) -> None:
+    """Parts of moments of an attempt with more processes would be taken for those of this one."""
+    here, elsewhere = (mirror.open_store(url, cache=tmp_path / name) for name in ("a", "b"))
+    ref = CheckpointRef(segment=SEGMENT.id, step=1)
+    part = tmp_path / "far" / checkpoint.relative_path(ref) / "optimizer" / "part.safetensors"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"half")
+    stored = written(here)
+    assert stored.ref == ref
+    folder = checkpoint.verify(elsewhere, stored)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in (here / stored.path).iterdir()
+    )
 
 
 def test_damaged_copy_is_fetched_again_and_damage_at_the_url_is_named(tmp_path: Path, url: str) -> None:

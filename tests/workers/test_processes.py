@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import socket
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.workers.child_processes import fork_server, train_together
-from tests.workers.tiny_training import SHAPE, segment_of, short_stage, tiny_corpus
+from tests.workers.tiny_training import SHAPE, segment_of, short_stage, tiny_corpus, trained
 from workers import checkpoint
-from workers.errors import DivergedError, SegmentRunError
+from workers.checkpoint_content import capture
+from workers.errors import DivergedError, ProcessLostError, SegmentRunError, StoreFullError
 from workers.results import Checkpoint
-from workers.spec import Execution, Muon, Segment, SegmentRun, ShortStage, StoredCheckpoint
+from workers.spec import CheckpointRef, Execution, Muon, Segment, SegmentRun, ShortStage, StoredCheckpoint
 from workers.train import train
 
 STEPS = 6
@@ -52,8 +57,8 @@ def run_of(segment: Segment, start: Checkpoint | None = None, **execution: Any) 
     )
 
 
-def together(run: SegmentRun, store: Path) -> dict[int, Any]:
-    """What each process of the run ended with, by rank."""
+def started(run: SegmentRun, store: Path) -> tuple[list[Any], Any]:
+    """The processes of the run, by rank, and the queue of what each ends with."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,6 +70,12 @@ def together(run: SegmentRun, store: Path) -> dict[int, Any]:
     ]
     for child in children:
         child.start()
+    return children, results
+
+
+def together(run: SegmentRun, store: Path) -> dict[int, Any]:
+    """What each process of the run ended with, by rank."""
+    children, results = started(run, store)
     ends = dict(results.get() for _ in children)
     for child in children:
         child.join()
@@ -160,3 +171,33 @@ def test_batch_that_cannot_be_shared_evenly_is_refused(store: Path, trunk: Segme
     for end in ends.values():
         assert isinstance(end, SegmentRunError)
         assert "cannot be shared evenly" in str(end)
+
+
+@pytest.mark.parametrize("sharding", ["replicate", "shard"])
+def test_whose_companion_is_killed_says_that_it_is_gone(
+    store: Path, trunk: Segment, tmp_path: Path, sharding: str
+) -> None:
+    """Else its own error would pass for a fault of the recipe."""
+    run = dataclasses.replace(run_of(trunk, processes=2, sharding=sharding), save_steps=(1, 100_000))
+    place = elsewhere(store, tmp_path)
+    (first, second), results = started(run, place)
+    while not (place / checkpoint.relative_path(CheckpointRef(segment=trunk.id, step=1))).is_dir():
+        assert second.is_alive()
+        time.sleep(0.01)
+    second.kill()
+    rank, error = results.get()
+    first.join()
+    second.join()
+    assert rank == 0
+    assert isinstance(error, ProcessLostError)
+
+
+def test_disk_that_is_full_in_another_process_is_a_full_store_and_leaves_nothing(tmp_path: Path) -> None:
+    segment, full = segment_of("short_trunk", short_stage("0" * 32)), OSError(errno.ENOSPC, "No space left on device")
+    parts: Future[Any] = Future()
+    parts.set_exception(CheckpointException("write", {1: (full, None)}))  # type: ignore[dict-item]
+    building = checkpoint.begin(tmp_path, segment, 1)
+    model, optimizer = trained()
+    with pytest.raises(StoreFullError):
+        checkpoint.finish(tmp_path, segment, 1, building, capture(model, (optimizer,)), parts=parts)
+    assert list(building.parent.iterdir()) == []
