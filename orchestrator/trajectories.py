@@ -147,8 +147,13 @@ class Trajectories:
     def follow_up(
         self, trajectory: Trajectory, step: int, *, rule: ObservationRule, stage: LongStage, horizon_steps: int
     ) -> Draft:
-        """The segment that goes on from what `rule` makes of a trajectory at `step` of its long stage."""
+        """The segment that goes on from what `rule` makes of a trajectory at `step` of its long stage.
+
+        With the same data cut to the same length it goes on in their order too, past what the trajectory has seen.
+        """
         parent, at = trajectory.long_at(step)
+        before = parent.segment
+        goes_on = (stage.data, stage.seq_len) == (before.stage.data, before.stage.seq_len)
         return self._segment(
             "follow_up",
             trajectory.scale,
@@ -158,6 +163,7 @@ class Trajectories:
             parent_step=at,
             parent_rule=None if rule.name == "raw" else rule,
             horizon_steps=horizon_steps,
+            data_offset_sequences=before.first_sequence(at) if goes_on else 0,
         )
 
     def _begin(self, cell: AskedCell, horizon_steps: int | None) -> Trajectory:
@@ -229,6 +235,7 @@ class Trajectories:
         parent_rule: ObservationRule | None = None,
         horizon_steps: int | None = None,
         stage_offset_steps: int = 0,
+        data_offset_sequences: int = 0,
     ) -> Draft:
         branch: CheckpointRef | None = None
         start_steps: tuple[int, ...] = ()
@@ -245,6 +252,7 @@ class Trajectories:
             horizon_steps=horizon_steps,
             parent_rule=parent_rule,
             stage_offset_steps=stage_offset_steps,
+            data_offset_sequences=data_offset_sequences,
         )
         key = segment.id
         if key not in self.segments:

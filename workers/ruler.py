@@ -27,7 +27,7 @@ from workers.ruler_tasks import Draft, Maker, maker_of
 
 #: By how much of its size a sample is made smaller at once, when it turns out longer than the first one.
 _SHRINK = 0.02
-#: Question answering that fills less of the length than this is not what its length says.
+#: A sample that fills less of the length than this is not what its length says.
 _LEAST_FILLED = 0.9
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -110,18 +110,25 @@ def make_samples(
     def draft_of(index: int, size: int) -> Draft:
         return maker.draft(size, Random(f"{seed}/{task}/{index}"))
 
-    size = _largest_size(maker, room, lambda size: n_tokens(draft_of(0, size)))
+    def tokens_at(index: int, size: int) -> int:
+        return n_tokens(draft_of(index, size))
+
+    size = _largest_size(maker, room, partial(tokens_at, 0))
     samples = []
     for index in range(probe.samples):
+        own_size = size
         draft, used = _fit(maker, size, room, partial(draft_of, index), n_tokens)
+        if used < _LEAST_FILLED * room and size != maker.largest:  # its text is in shorter pieces than the first one's
+            own_size = _largest_size(maker, room, partial(tokens_at, index))
+            draft, used = _fit(maker, own_size, room, partial(draft_of, index), n_tokens)
         if draft is None:
             raise ProbeError(
                 f"{task} does not fit into {probe.length} tokens: its smallest prompt takes {used}, its answer up to"
                 f" {RULER_ANSWER_TOKENS[task]}; ask for about {probe.length - room + used} or more"
             )
-        if maker.largest == size and used < _LEAST_FILLED * room:
+        if maker.largest == own_size and used < _LEAST_FILLED * room:
             raise ProbeError(
-                f"{task} has {size} documents, which fill {used} of {room} tokens: give more, or ask for less"
+                f"{task} has {own_size} documents, which fill {used} of {room} tokens: give more, or ask for less"
             )
         samples.append(
             RulerSample(

@@ -323,7 +323,8 @@ class Segment:
     `parent_rule` says that the segment starts from the model which that rule yields at `parent`, not from the raw
     checkpoint. A segment without a parent starts from random weights, or from its `FolderModel`. Where a long stage
     is cut into sub-phases, each is a segment: `stage_offset_steps` are the updates of the stage before this one, and
-    `horizon_steps` spans all of them, so that a decay never starts anew at a border.
+    `horizon_steps` spans all of them, so that a decay never starts anew at a border. `data_offset_sequences` are the
+    sequences of the same data, in the same order, that the segments before a follow-up have trained on.
     """
 
     kind: SegmentKind
@@ -335,6 +336,7 @@ class Segment:
     numerics_version: int = NUMERICS_VERSION
     parent_rule: ObservationRule | None = optional(None)
     stage_offset_steps: int = optional(0)
+    data_offset_sequences: int = optional(0)
 
     @property
     def id(self) -> str:
@@ -354,6 +356,10 @@ class Segment:
         if self.kind == "short_decay" and self.parent is not None:
             return self.parent.step
         return self.stage_offset_steps
+
+    def first_sequence(self, step: int) -> int:
+        """The position, in the order of the data, at which the batch of update `step` begins, 0-based."""
+        return self.data_offset_sequences + (self.first_stage_step + step) * self.stage.batch_sequences
 
     def stage_tokens(self, step: int) -> int:
         """Tokens of the stage (D_s or D_l) consumed when `step` steps of this segment are done."""

@@ -46,7 +46,7 @@ class Trainee:
         """
         segment, stage, device = self.run.segment, self.run.segment.stage, self.group.device
         share, at_once = sequences_per_process(self.run), sequences_at_once(self.run)
-        begin = (segment.first_stage_step + step) * stage.batch_sequences + self.group.rank * share
+        begin = segment.first_sequence(step) + self.group.rank * share
         scale = self.group.size / stage.tokens_per_step  # the group takes the mean over its processes
         total = torch.zeros(2, dtype=torch.float64, device=device)
         total[1] = float(flag)

@@ -192,3 +192,27 @@ def test_one_stage_measured_in_two_ways_is_trained_once() -> None:
 def test_seeds_multiply_follow_ups_as_they_multiply_trajectories() -> None:
     planned = planned_with(LONGER, seeds={"short": [0, 1], "long": [0, 1, 2]})
     assert len(of_kind(planned, "follow_up")) == 2 * 2 * 3  # D_s x short seeds x long seeds, at the largest D_l
+
+
+@pytest.mark.parametrize("rule", [{"name": "raw"}, LAST_3])
+def test_the_same_data_go_on_where_the_long_stage_stood(rule: dict[str, Any]) -> None:
+    """Other data, or another length of the same, begin at their beginning."""
+    same = {"name": "same", "from": rule, "tokens": 4 * LONG_STEP, "rope_base": 5_000_000}
+    other = {**same, "name": "other", "packing": "documents"}
+    for follow_up, offset in ((same, 20), (other, 0), (LONGER, 0)):
+        segment = of_kind(planned_with(follow_up), "follow_up")[0].segment
+        assert segment.data_offset_sequences == offset
+        assert [segment.first_sequence(step) for step in (0, 3)] == [offset, offset + 3]
+        assert segment.stage_tokens(4) == 4 * segment.stage.tokens_per_step
+
+
+def test_the_same_data_go_on_past_all_phases() -> None:
+    phases = [{"until": 6 * LONG_STEP, "rope_base": 1e5}, {"rope_base": 2e5}]
+    made = document({"name": "same", "from": {"name": "raw"}, "tokens": 4 * LONG_STEP})
+    del made["recipe"]["long"]["rope_base"]
+    made["recipe"]["long"]["stages"] = phases
+    planned = plan(parse_grid(made))
+    before = of_kind(planned, "long_constant")[1].segment
+    segment = of_kind(planned, "follow_up")[0].segment
+    assert (before.first_sequence(0), before.first_sequence(14)) == (6, 20)
+    assert segment.first_sequence(0) == 20

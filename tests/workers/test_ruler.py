@@ -264,6 +264,15 @@ def test_samples_fill_the_length_and_never_exceed_it(task: RulerTask, tmp_path: 
     assert again == samples[:2]
 
 
+def test_text_of_shorter_sentences_fills_the_length_too() -> None:
+    """A sample begins anywhere in the text; its size in sentences is not that of another."""
+    short = " ".join(f"{word.capitalize()} is." for word in texts()[0].replace(".", "").split()[:1500])
+    probe = Ruler(length=1500, tasks=("niah_single_2",), samples=12)
+    samples = make_samples("niah_single_2", probe, tokenizer(), texts=(*texts(), short), seed=42)
+    assert min(sample.n_tokens for sample in samples) >= 0.9 * (1500 - 128)
+    assert len({sample.text.count(".") > 60 for sample in samples}) == 2  # text of either kind
+
+
 @pytest.mark.parametrize("task", [*RULER_TASKS, "qa_cloze"])
 def test_a_length_that_cannot_hold_a_task_is_an_error_that_says_what_can(task: RulerTask, tmp_path: Path) -> None:
     """B56: the public generators search for ever."""
