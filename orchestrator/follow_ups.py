@@ -181,7 +181,8 @@ def _stage(
     data = settings.model_dump(include=set(DATA_FIELDS), exclude_none=True)
     try:
         if data or settings.corpus is not None or settings.split is not None:
-            kept = asdict(parent.data) if settings.corpus is None else {}
+            # Another corpus is another mixture; whether documents see one another is not its affair.
+            kept = asdict(parent.data) if settings.corpus is None else {"packing": parent.data.packing}
             changes["data"] = resolve_data(
                 kept | data,
                 corpus=settings.corpus or parent.data.corpus,

@@ -11,7 +11,7 @@ from orchestrator.grid import parse_grid
 from orchestrator.plan import plan
 from orchestrator.plan_values import Plan, PlannedSegment
 from tests.orchestrator.small_grid import LONG_STEP, known_after, small_document
-from workers.spec import CheckpointRef, ObservationRule
+from workers.spec import CheckpointRef, DataMix, ObservationRule
 
 LAST_3 = {"name": "last_m", "m": 3, "spacing": 2 * LONG_STEP}
 LONGER: dict[str, Any] = {
@@ -216,3 +216,10 @@ def test_the_same_data_go_on_past_all_phases() -> None:
     segment = of_kind(planned, "follow_up")[0].segment
     assert (before.first_sequence(0), before.first_sequence(14)) == (6, 20)
     assert segment.first_sequence(0) == 20
+
+
+def test_another_corpus_is_another_mixture_whose_documents_stay_apart() -> None:
+    made = document({**LONGER, "corpus": "f" * 32})
+    made["recipe"]["long"] |= {"packing": "documents", "full_length_share": 0.5, "copied_spans": 0.25}
+    data = of_kind(plan(parse_grid(made)), "follow_up")[0].segment.stage.data
+    assert data == DataMix(corpus="f" * 32, split="long", packing="documents")
