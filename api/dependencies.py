@@ -33,7 +33,8 @@ async def check_query(request: Request) -> None:
     """Refuses query parameters that an endpoint of the API does not have: a filter that is ignored lies.
 
     Raises:
-        RequestValidationError: for such a parameter, and for NUL, which no text in Postgres can hold.
+        RequestValidationError: for such a parameter, for one that is given twice, and for NUL, which no
+            text in Postgres can hold.
     """
     operations = request.app.openapi()["paths"].get(request.scope["route"].path, {})
     operation = operations.get(request.method.lower())
@@ -41,10 +42,13 @@ async def check_query(request: Request) -> None:
         return
     known = sorted(item["name"] for item in operation.get("parameters", ()) if item["in"] == "query")
     problems = []
+    given = [name for name, _ in request.query_params.multi_items()]
     for name, value in request.query_params.multi_items():
         if name not in known:
             hint = f"it has {', '.join(known)}" if known else "it has none"
             problems.append({"loc": ("query", name), "msg": f"no parameter of this endpoint; {hint}"})
+        elif given.count(name) > 1:
+            problems.append({"loc": ("query", name), "msg": "is given more than once; only one value can hold"})
         elif "\0" in value:
             problems.append({"loc": ("query", name), "msg": "must not contain NUL"})
     if problems:

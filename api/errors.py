@@ -35,6 +35,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.methods import HeadLikeGet, allowed_methods
 from api.models import ALTERNATIVES
 from database.errors import DatabaseUnavailableError, SchemaError
 from fitting.errors import InvalidPointError, NotEnoughObservationsError
@@ -192,6 +193,7 @@ def problem_response(
 def install(app: FastAPI) -> None:
     """Makes every error of `app` leave as a problem."""
     app.add_middleware(_LastResort)
+    app.add_middleware(HeadLikeGet)
     app.add_exception_handler(HTTPException, _http)
     for kind in PROBLEMS:
         if kind is not Exception:
@@ -240,7 +242,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         404: f"No resource at {request.url.path}.",
         405: f"{request.method} is not a method of {request.url.path}.",
     }
-    return problem_response(kind, details.get(error.status_code, str(error.detail)), headers=dict(error.headers or {}))
+    headers = {"Allow": allowed_methods(request)} if error.status_code == 405 else dict(error.headers or {})
+    return problem_response(kind, details.get(error.status_code, str(error.detail)), headers=headers)
 
 
 async def _named(request: Request, error: Exception) -> JSONResponse:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request, Response
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from api.dependencies import ResourceId, Sessions, body_up_to, media_type
@@ -26,8 +28,10 @@ from database.reading_cells import list_cells
 from orchestrator.errors import Problem
 from orchestrator.grid import Grid, parse_grid
 from orchestrator.grid_file import MAX_DOCUMENT_BYTES, DocumentFormat, read_document
+from orchestrator.grid_problems import pointer
 from orchestrator.plan import plan
 from orchestrator.plan_document import plan_document
+from orchestrator.recipe import ReferenceSettings
 from orchestrator.submit import known, submit
 from workers.spec import content_hash
 
@@ -207,11 +211,26 @@ def _created(created: GridCreated, *, replayed: bool) -> Response:
 
 def _unresolved(grid: Grid) -> list[Problem]:
     """Corpora that are not given by hash: a name means something on one machine only, so it is never stored."""
-    given = {"/recipe/corpus": grid.recipe.corpus, "/evaluation/documents/corpus": grid.evaluation.documents.corpus}
-    if grid.evaluation.reference.kind == "copy":
-        given["/evaluation/reference/digest"] = grid.evaluation.reference.digest
     return [
         Problem(pointer=place, message=f"{corpus!r} is not a corpus hash (32 hexadecimal digits)")
-        for place, corpus in given.items()
-        if corpus is not None and not _HASH.fullmatch(corpus)
+        for place, corpus in _corpora(grid, "")
+        if not _HASH.fullmatch(corpus)
     ]
+
+
+def _corpora(value: object, at: str) -> Iterator[tuple[str, str]]:
+    """Every corpus that a grid mentions, however deep, with its JSON Pointer."""
+    parts: dict[Any, object]
+    if isinstance(value, BaseModel):
+        parts = {field.alias or name: getattr(value, name) for name, field in type(value).model_fields.items()}
+        key = "digest" if isinstance(value, ReferenceSettings) and value.kind == "copy" else "corpus"
+        if isinstance(corpus := parts.pop(key, None), str):
+            yield at + pointer(key), corpus
+    elif isinstance(value, Mapping):
+        parts = dict(value)
+    elif isinstance(value, tuple):
+        parts = dict(enumerate(value))
+    else:
+        parts = {}
+    for name, part in parts.items():
+        yield from _corpora(part, at + pointer(name))

@@ -71,7 +71,25 @@ def test_errors_are_problems(reader: httpx.Client, method: str, path: str, statu
 
 
 def test_method_not_allowed_says_what_is(reader: httpx.Client) -> None:
-    assert reader.delete("/v1/fits").headers["allow"] == "GET"
+    assert reader.delete("/v1/fits").headers["allow"] == "GET, HEAD"
+    assert reader.delete("/v1/grids").headers["allow"] == "GET, HEAD, POST"
+    assert reader.get("/v1/predictions").headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/grids", "/openapi.json", "/v1/fits?limit=0"])
+def test_head_has_the_headers_of_get_and_no_body(reader: httpx.Client, path: str) -> None:
+    answers = [reader.request(method, path) for method in ("HEAD", "GET")]
+    assert [len(answer.content) > 0 for answer in answers] == [False, True]
+    assert answers[0].status_code == answers[1].status_code
+    for name in ("content-type", "content-length", "cache-control"):
+        assert answers[0].headers.get(name) == answers[1].headers.get(name)
+    assert reader.request("HEAD", "/v1/predictions").status_code == 405
+
+
+def test_a_parameter_given_twice_is_refused_rather_than_ignored(reader: httpx.Client) -> None:
+    (first, second) = reader.get("/v1/fits?limit=10&limit=20").json()["errors"]
+    assert first == second
+    assert (first["parameter"], first["message"][:23]) == ("limit", "is given more than once")
 
 
 def test_wrong_parameter_is_named(reader: httpx.Client) -> None:

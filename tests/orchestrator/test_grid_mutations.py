@@ -66,7 +66,7 @@ def changed(draw: st.DrawFn) -> Any:
         case "remove":
             del parent[key]
         case "repeat" if isinstance(parent, list):
-            parent.append(copy.deepcopy(parent[key]))
+            parent.append(copy.deepcopy(at(parent, (key,))))
         case "unknown key" if isinstance(parent, dict):
             parent["no such/key~"] = 1
     return document
