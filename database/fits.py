@@ -177,10 +177,12 @@ def queue_fits(session: Session, *, debounce_s: float) -> int:
     queued = 0
     for series_id, holdout, bootstrap in stale:
         rows = observations[series_id]
-        apart = held_out(rows, holdout)
-        usable = [(row, out) for row, out in zip(rows, apart, strict=True) if row.short_tokens is not None]
-        points = {(row.n_params, row.short_tokens, row.long_tokens) for row, out in usable if not out}
-        if len(points) < minimum or (holdout is not None and not any(out for _, out in usable)):
+        usable = [row for row in rows if row.short_tokens is not None]
+        apart = held_out(usable, holdout)
+        points = {
+            (row.n_params, row.short_tokens, row.long_tokens) for row, out in zip(usable, apart, strict=True) if not out
+        }
+        if len(points) < minimum or (holdout is not None and not any(apart)):
             continue
         fit_id = session.scalar(
             postgres_insert(Fit)

@@ -289,6 +289,34 @@ def test_rows_without_short_tokens_are_named_and_left_out(session: Session) -> N
     assert queue_fits(session, debounce_s=0) == 0
 
 
+def test_largest_long_budget_is_that_of_the_rows_with_short_tokens(session: Session) -> None:
+    """Rows without D_s lie further out at every scale: no law predicts them, so they are not what is held out."""
+    series_id = add_series(session)
+    session.add(evaluation("a", state="SUCCEEDED"))
+    add_cell(session, add_grid(session, holdout="long_tokens=largest"), series_id, ["a"])
+    add_observations(session, series_id)
+    for scale, n_params, short_tokens, long_tokens in points(short=(90,), long=(80,)):
+        session.add(
+            Observation(
+                series_id=series_id,
+                scale=scale,
+                n_params=n_params,
+                long_tokens=long_tokens,
+                short_seed=0,
+                long_seed=0,
+                cluster=f"model:{short_tokens}",
+                y=1.0,
+                source="run",
+            )
+        )
+    session.flush()
+    assert queue_fits(session, debounce_s=0) == 2
+    jobs = {job.holdout: job for job in (claim_fit(session), claim_fit(session)) if job is not None}
+    uses = fit_job(replace(jobs["long_tokens=largest"], bootstrap=0)).uses
+    assert sum(use.role == "held_out" for use in uses) == 9
+    assert sum(use.role == "excluded" for use in uses) == 3
+
+
 def test_only_a_running_fit_can_be_ended(session: Session) -> None:
     series_id = add_series(session)
     add_observations(session, series_id)
