@@ -21,9 +21,9 @@ from workers import checkpoint
 from workers.chunking import context_starts
 from workers.corpus import Corpus
 from workers.documents import evaluation_windows
-from workers.errors import CheckpointCorruptError, CorpusError, DivergedError, MergeError
+from workers.errors import CheckpointCorruptError, CorpusError, DivergedError, MeasurementError, MergeError
 from workers.key_tokens import key_mask, short_mask
-from workers.longppl import evaluate, measure, pool, pooled_error, pooled_mean, score_documents
+from workers.longppl import check_numerics, evaluate, measure, pool, pooled_error, pooled_mean, score_documents
 from workers.model import build_model
 from workers.reference_cache import KeyTokens, key_tokens
 from workers.results import DocumentScore, Evaluation
@@ -158,6 +158,13 @@ def document(key: tuple[float, int], every: tuple[float, int] = (0.0, 0), gap: f
         all_count=every[1],
         key_local_sum=gap,
     )
+
+
+def test_measurement_planned_for_other_numerics_is_refused_with_the_way_out(corpus: Corpus) -> None:
+    """Its name promises other numbers."""
+    old = dataclasses.replace(evaluator_of(corpus), numerics_version=0)
+    with pytest.raises(MeasurementError, match=r"numerics version 0.*submit its grid again"):
+        check_numerics(old)
 
 
 def test_key_tokens_are_pooled_over_documents() -> None:
