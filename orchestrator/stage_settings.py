@@ -15,6 +15,7 @@ from orchestrator.budgets import parse_real, shown
 from orchestrator.fields import Count, Flag, Label, Natural, Positive, Ratio, Real, Settings, Share, TokenBudget
 from workers.rope import ntk_base
 from workers.spec import (
+    SHARE_UNIT,
     AdamW,
     BlendedSource,
     DataMix,
@@ -142,7 +143,8 @@ def resolve_data(given: Mapping[str, Any], *, corpus: str, split: Split) -> Data
     """The mixture of merged settings.
 
     Raises:
-        ValueError: if shares leave nothing for the main source, or need documents that are kept apart.
+        ValueError: if shares leave nothing for the main source, have too many decimals, or need documents that are kept
+            apart.
     """
     blended = tuple(
         BlendedSource(
@@ -156,8 +158,12 @@ def resolve_data(given: Mapping[str, Any], *, corpus: str, split: Split) -> Data
     )
     if sum(Fraction(str(part.share)) for part in blended) >= 1:
         raise ValueError("the shares under blended leave nothing for the corpus itself")
+    full_length_share = given.get("full_length_share")
+    for share in (*(part.share for part in blended), full_length_share or 0):
+        if (Fraction(str(share)) * SHARE_UNIT).denominator != 1:
+            raise ValueError(f"a share of {share} has more decimals than the four that can be met exactly: round it")
     packing = given.get("packing", "stream")
-    if packing == "stream" and given.get("full_length_share") is not None:
+    if packing == "stream" and full_length_share is not None:
         raise ValueError("full_length_share needs packing: documents; a stream knows no documents")
     plain = {name: given[name] for name in DATA_FIELDS if name in given and name != "blended"}
     return DataMix(corpus=corpus, split=split, blended=blended, **plain)

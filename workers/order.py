@@ -16,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.errors import CorpusError
+from workers.spec import SHARE_UNIT
 
 #: Lengths of natural runs and of copied spans, in tokens, both ends included.
 NATURAL_RUN = (6, 39)
 COPIED_SPAN = (6, 40)
-
-#: Shares are multiples of one over this, so that turns repeat after as many.
-SHARE_UNIT = 10_000
 
 _BLOCK = 64
 _SPANS_STREAM = 1 << 63

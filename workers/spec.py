@@ -187,6 +187,10 @@ class Muon:
         return self.adamw.clip_norm
 
 
+#: Shares are multiples of one over this, so that turns of sources repeat after as many.
+SHARE_UNIT = 10_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendedSource:
     """A further part of a mixture: `share` of all training tokens comes from this split of this corpus."""

@@ -148,6 +148,12 @@ def test_mixtures_resolve_to_shares_of_the_tokens() -> None:
 def test_impossible_mixtures_are_refused() -> None:
     whole = [{"corpus": "f" * 32, "share": 0.5}, {"corpus": "e" * 32, "share": 0.5}]
     assert "leave nothing" in messages(with_long(blended=whole))["/recipe/long/blended"]
+    tenths = [{"corpus": f"{number:032x}", "share": 0.1} for number in range(10)]  # as floats they sum to less than 1
+    assert "leave nothing" in messages(with_long(blended=tenths))["/recipe/long/blended"]
+    third = [{"corpus": "f" * 32, "share": 0.33333}]
+    assert "more decimals" in messages(with_long(blended=third))["/recipe/long/blended"]
+    uneven = with_long(packing="documents", full_length_share=0.12345)
+    assert "more decimals" in messages(uneven)["/recipe/long/full_length_share"]
     assert "needs packing: documents" in messages(with_long(full_length_share=0.5))["/recipe/long/full_length_share"]
 
 

@@ -19,8 +19,8 @@ from workers.corpus_build import build_corpus
 from workers.corpus_sources import FolderSource
 from workers.errors import CorpusError
 from workers.mixture import Batch, open_training_data
-from workers.order import SHARE_UNIT, Turns, insert_copied_spans, sequence_index, window_count
-from workers.spec import BlendedSource, DataMix
+from workers.order import Turns, insert_copied_spans, sequence_index, window_count
+from workers.spec import SHARE_UNIT, BlendedSource, DataMix
 
 
 @pytest.fixture(scope="module")
