@@ -31,6 +31,8 @@ NO_SOURCE = "none"
 HELD_OUT_NAME = "held-out"
 #: Text that a grid of micro models can use up; a folder of one's own is taken whole.
 TORCH_BYTES = 3_000_000
+#: Far beyond every sequence, and safe in 64 bits.
+_LONGEST = 1 << 40
 
 data_app = typer.Typer(help="Build and inspect tokenized corpora.", no_args_is_help=True)
 
@@ -51,7 +53,9 @@ def build(
         ),
     ] = TORCH_SOURCE,
     name: Annotated[str | None, typer.Option(help=f"Name for grids; else {TORCH_NAME}, or the folder's own.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Size of the vocabulary that is trained on the text.")] = 512,
+    vocab_size: Annotated[
+        int, typer.Option(max=1_000_000, help="Size of the vocabulary that is trained on the text.")
+    ] = 512,
     tokenizer: Annotated[
         str | None, typer.Option(help="An existing tokenizer.json to use instead, or the corpus whose to use.")
     ] = None,
@@ -85,9 +89,16 @@ def build(
 ) -> None:
     """Tokenize text into the store. The same text gives the same corpus, whoever builds it and wherever."""
     with _errors_told(), _progress() as report:
+        if held_out is None and (held_out_field, held_out_ids_field, held_out_ids_tokenizer) != ("text", None, None):
+            raise CorpusError(
+                "--held-out-field and --held-out-ids-field, -tokenizer tell how to read --held-out: give it"
+            )
+        if end_of_text is not None and tokenizer is None:
+            raise CorpusError("--end-of-text names a token of --tokenizer: give that too")
         root = local_store(store)
         taken, own_name = _source(source, documents, RowFields(text=text_field, ids=ids_field, group=group_by))
-        name = name or own_name
+        name = own_name if name is None else name
+        before = corpus_names(root).get(name)
         if held_out is not None:
             rows = RowFields(text=held_out_field, ids=held_out_ids_field)
             kept_apart = HeldOutSource(
@@ -118,6 +129,8 @@ def build(
             held_out=kept_apart,
             report=report,
         )
+    if before not in (None, manifest.hash):
+        typer.echo(f"{name} was the name of {before} until now; that corpus stays, by its hash", err=True)
     if as_json:
         _print_json(_summary(name, manifest))
     else:
@@ -160,14 +173,16 @@ def show(
 @data_app.command()
 def describe(
     name: Annotated[str, typer.Argument(help="Name of a corpus.")],
-    seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")],
+    seq_len: Annotated[int, typer.Option(min=1, max=_LONGEST, help="Tokens in a sequence.")],
     split: Annotated[Split, typer.Option(help="The split that is trained on.")] = "long",
     packing: Annotated[Packing, typer.Option(help="Keep documents apart, or cut the split as one text.")] = "documents",
-    min_document_tokens: Annotated[int, typer.Option(min=0, help="Leave shorter documents out.")] = 0,
+    min_document_tokens: Annotated[int, typer.Option(min=0, max=_LONGEST, help="Leave shorter documents out.")] = 0,
     full_length_share: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of sequences that are one document.")
     ] = None,
-    old_length: Annotated[int | None, typer.Option(min=1, help="Length trained on before, to see past.")] = None,
+    old_length: Annotated[
+        int | None, typer.Option(min=1, max=_LONGEST, help="Length trained on before, to see past.")
+    ] = None,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,6 +220,8 @@ def _source(source: str, documents: DocumentsBy, rows: RowFields) -> tuple[Corpu
         return TorchSource(), TORCH_NAME
     if source == NO_SOURCE:
         return None, HELD_OUT_NAME
+    if not source:
+        raise CorpusError("the source is empty: give a folder or file, torch or none")
     path = Path(source)
     return source_at(path, documents_by=documents, rows=rows), path.stem if path.is_file() else path.resolve().name
 

@@ -45,11 +45,11 @@ def fit_command(
     slices: Annotated[
         Slicing, typer.Option(help="How slices become the exponents above which the penalty acts.")
     ] = Slicing.OFFSET,
-    bootstrap: Annotated[int, typer.Option(help="Refits behind the intervals; 0 for none.")] = 200,
+    bootstrap: Annotated[int, typer.Option(min=0, max=100_000, help="Refits behind the intervals; 0 for none.")] = 200,
     resample: Annotated[
         Resampled, typer.Option(help="Draw whole clusters, or single rows as if they shared no noise.")
     ] = Resampled.CLUSTERS,
-    seed: Annotated[int, typer.Option(help="Seed of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
     level: Annotated[float, typer.Option(help="Nominal coverage of the intervals.")] = 0.9,
     cluster: Annotated[
         str | None, typer.Option(help="Column that names the short checkpoint of a row; (N, D_s) where absent.")

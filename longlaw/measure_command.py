@@ -43,9 +43,11 @@ def measure_command(
         int | None, typer.Option(min=2, help="Leave shorter documents out; else half of --length.")
     ] = None,
     first: Annotated[int | None, typer.Option(min=1, help="Measure so many documents; else all.")] = None,
-    length: Annotated[int, typer.Option(min=4, help="Cut documents after so many of the reference's tokens.")] = 32_768,
-    chunk_length: Annotated[int, typer.Option(min=1, help="Tokens of local context.")] = 4096,
-    stride: Annotated[int, typer.Option(min=1, help="Tokens that share one local window.")] = 1024,
+    length: Annotated[
+        int, typer.Option(min=4, max=1 << 40, help="Cut documents after so many of the reference's tokens.")
+    ] = 32_768,
+    chunk_length: Annotated[int, typer.Option(min=1, max=1 << 40, help="Tokens of local context.")] = 4096,
+    stride: Annotated[int, typer.Option(min=1, max=1 << 40, help="Tokens that share one local window.")] = 1024,
     mode: Annotated[
         Literal["exact", "pku"],
         typer.Option(help="Score every token past the first chunk, or the public implementation's windows."),
@@ -64,6 +66,8 @@ def measure_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Measure LongPPL, ShortPPL and perplexity of a model. A reference scores the documents once, for all models."""
+    if save is not None:
+        _check_writable(save)
     root = local_store(store)
     least = length // 2 if min_tokens is None else min_tokens
     selector = _reference(reference)
@@ -91,6 +95,19 @@ def measure_command(
         _show(found)
 
 
+def _check_writable(save: Path) -> None:
+    """Before hours of measuring, not after.
+
+    Raises:
+        OSError: naming the file, if it cannot be written.
+    """
+    save.parent.mkdir(parents=True, exist_ok=True)
+    existed = save.exists()
+    save.open("a").close()
+    if not existed:
+        save.unlink()
+
+
 def _corpus(documents: str, reference: str, store: Path, *, least: int, first: int | None, report: Report) -> Corpus:
     """A corpus of the store with this name, else one that is only measured, of the texts at this path.
 
@@ -98,6 +115,8 @@ def _corpus(documents: str, reference: str, store: Path, *, least: int, first: i
     """
     names = corpus_names(store)
     if documents in names:
+        if Path(documents).exists():
+            typer.echo(f"{documents} is taken as the corpus of that name; ./{documents} is what lies here", err=True)
         return open_corpus(store, names[documents])
     path = Path(documents)
     if not path.exists():

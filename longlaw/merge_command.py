@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,7 @@ def merge_command(
     rule: Annotated[RuleName, typer.Option(help="raw, last_m, one_sqrt, ema, dare or ties.")] = "last_m",
     decay: Annotated[float | None, typer.Option(help="ema: the weight of a checkpoint one spacing older.")] = None,
     density: Annotated[float | None, typer.Option(help="dare, ties: the share of coordinates to keep.")] = None,
-    seed: Annotated[int, typer.Option(help="dare: seed of what is dropped.")] = 42,
+    seed: Annotated[int, typer.Option(min=0, help="dare: seed of what is dropped.")] = 42,
     step: Annotated[
         list[int] | None, typer.Option(help="Optimizer step of each checkpoint, repeated; else what it tells itself.")
     ] = None,
@@ -40,6 +41,7 @@ def merge_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Merge checkpoints of one training run into a model that transformers loads."""
+    _check_parameters(rule, {"--decay": decay, "--density": density, "--step": step, "--spacing": spacing})
     torch.set_num_threads(1)  # blocks are small: more threads only wait for each other
     steps = (step or checkpoint_steps(checkpoints)) if rule in STEPS_MATTER else None
     merging = ObservationRule(
@@ -68,6 +70,25 @@ def merge_command(
             f"{written.folder}: {len(written.averaged)} tensors merged by {rule}, {len(written.copied)} copied from"
             f" {checkpoints[-1]}, {written.size_bytes:,} bytes in {len(written.files)} file(s)"
         )
+
+
+_TAKES = {
+    "one_sqrt": ("--step",),
+    "ema": ("--decay", "--step", "--spacing"),
+    "dare": ("--density",),
+    "ties": ("--density",),
+}
+
+
+def _check_parameters(rule: RuleName, given: Mapping[str, object]) -> None:
+    """Refuses what the rule would pass over in silence, and names what it lacks."""
+    for option, value in given.items():
+        if value is not None and option not in _TAKES.get(rule, ()):
+            rules = " and ".join(name for name, options in _TAKES.items() if option in options)
+            raise MergeError(f"{option} is of {rules}, not of --rule {rule}: leave it out, or choose another rule")
+    for option in ("--decay", "--density"):
+        if given[option] is None and option in _TAKES.get(rule, ()):
+            raise MergeError(f"--rule {rule} needs {option}, above 0 and at most 1")
 
 
 def _spacing(steps: tuple[int, ...] | list[int], given: int | None) -> int:

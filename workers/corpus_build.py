@@ -40,6 +40,8 @@ from workers.spec import Split
 _BATCH_BYTES = 4_000_000
 #: A document above this share of `max_bytes` is left out: it would be most of a split.
 _LARGEST_SHARE = 1 / 20
+#: A name is a file in the store, and gets a suffix while that is written.
+_LONGEST_NAME = 200
 _TRAINED: tuple[Split, ...] = ("short", "long")
 
 
@@ -101,6 +103,8 @@ def build_corpus(
     """
     if not NAME.fullmatch(name):
         raise CorpusError(f'corpus name "{name}": use letters, digits, ".", "_" and "-"')
+    if len(name) > _LONGEST_NAME:
+        raise CorpusError(f"the corpus name has {len(name)} characters: use at most {_LONGEST_NAME}")
     report = report or (lambda stage, done, total: None)
     splits = _training_splits(source, max_bytes, long_share, None if held_out else held_out_share)
     if tokenizer_file is not None:
@@ -160,7 +164,7 @@ def _split(
     if len(documents) < len(shares):
         raise CorpusError(
             f"{len(documents)} documents are too few: short stage, long stage and held-out set need one each"
-            " (one per file gives more than one per directory; a higher max_bytes takes more)"
+            " (--documents file makes most of a folder, more --max-bytes takes more of it)"
         )
     splits: dict[CorpusSplit, list[SourceDocument]] = {split: [] for split in shares}
     have = dict.fromkeys(shares, 0)

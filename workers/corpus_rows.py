@@ -7,6 +7,7 @@ a dataset what its memory map holds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ Content = str | npt.NDArray[np.int64]
 
 _BYTES_PER_ID = 4
 _ROWS_AT_ONCE = 1000
+#: JSON can spell it, UTF-8 and tokenizers cannot.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +144,9 @@ class _JsonLine:
             value = json.loads(line)
         except UnicodeDecodeError as error:
             raise CorpusError(f"{where}: not UTF-8 ({error})") from error
-        except json.JSONDecodeError as error:
+        except RecursionError:
+            raise CorpusError(f"{where}: nested too deeply to be read") from None
+        except ValueError as error:  # also of a number with thousands of digits
             raise CorpusError(f"{where}: not JSON ({error})") from error
         found = value if isinstance(value, dict) else {}
         content, group = found.get(self.fields.content), None
@@ -149,6 +154,10 @@ class _JsonLine:
             content = np.asarray(content, dtype=np.int64)
         elif self.fields.ids or not isinstance(content, str):
             raise CorpusError(f'{where}: no {self.fields.wanted} in the field "{self.fields.content}"')
+        elif _LONE_SURROGATE.search(content):
+            raise CorpusError(
+                f'{where}: the field "{self.fields.content}" holds half a surrogate pair, which is no text'
+            )
         if self.fields.group:
             group = found.get(self.fields.group)
             if not isinstance(group, str):

@@ -83,6 +83,8 @@ class FolderSource:
             files = [path for path in files if not _hidden(path.relative_to(root))]
         else:
             raise CorpusError(f"{self.path} is not a folder or file")
+        for path in files:
+            _check_name(path.relative_to(root))
         texts = [path for path in files if path.suffix not in _ROWS_OF]
         if self.documents_by != "file":
             found = _by_directory(texts, root=root, deep=self.documents_by == "repository")
@@ -119,6 +121,14 @@ def source_at(path: Path, *, documents_by: DocumentsBy = "file", rows: RowFields
     if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
         return DatasetSource(path=path, rows=rows)
     return FolderSource(path=path, documents_by=documents_by, rows=rows)
+
+
+def _check_name(relative: Path) -> None:
+    """Names are ids of documents, which are hashed and written as UTF-8."""
+    try:
+        str(relative).encode()
+    except UnicodeEncodeError:
+        raise CorpusError(f"the file name {str(relative)!a} is not UTF-8: rename it") from None
 
 
 def _hidden(relative: Path) -> bool:

@@ -68,4 +68,8 @@ def end_of_text_id(tokenizer: Tokenizer, name: str | None) -> int:
         found: int | None = tokenizer.token_to_id(candidate)
         if found is not None:
             return found
-    raise CorpusError("the tokenizer has no end-of-text token of that name: give end_of_text")
+    raise CorpusError(
+        f'the tokenizer has no token "{name}"'
+        if name
+        else "the tokenizer's end-of-text token has no usual name: give it (--end-of-text)"
+    )

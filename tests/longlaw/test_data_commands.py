@@ -140,3 +140,65 @@ def test_show_finds_damage(texts: Path, store: Path) -> None:
     result = RUNNER.invoke(data_app, ["show", "one"])
     assert result.exit_code == 1
     assert "long.bin has the wrong digest" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--name", ""], 'corpus name ""'),
+        (["--name", "x" * 300], "300 characters"),
+        (["--end-of-text", "<eos>"], "--tokenizer"),
+        (["--held-out-ids-field", "input_ids"], "give it"),
+        (["--held-out-field", "body"], "give it"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(texts: Path, store: Path, options: list[str], said: str) -> None:
+    result = RUNNER.invoke(data_app, ["build", str(texts), "--vocab-size", "300", *options])
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert not (store / "corpora").exists()
+
+
+def test_an_empty_source_is_not_the_current_folder(store: Path) -> None:
+    result = RUNNER.invoke(data_app, ["build", "", "--name", "x"])
+    assert result.exit_code == 1
+    assert "the source is empty" in result.stderr
+
+
+def test_huge_sizes_are_refused_by_the_name_of_their_option(texts: Path, store: Path) -> None:
+    huge = str(1 << 70)
+    for arguments in (["build", str(texts), "--vocab-size", huge], ["describe", "my-texts", "--seq-len", huge]):
+        result = RUNNER.invoke(data_app, arguments)
+        assert result.exit_code == 2
+        assert arguments[2] in result.stderr
+
+
+def test_a_name_that_moves_to_another_corpus_is_said(texts: Path, store: Path) -> None:
+    first = RUNNER.invoke(data_app, ["build", str(texts), "--vocab-size", "300", "--json"])
+    again = RUNNER.invoke(data_app, ["build", str(texts), "--vocab-size", "300", "--json"])
+    other = RUNNER.invoke(data_app, ["build", str(texts), "--vocab-size", "290", "--json"])
+    assert "until now" not in again.stderr
+    assert f"my-texts was the name of {json.loads(first.stdout)['hash']} until now" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"text": "\\ud800"}', "half a surrogate pair"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"text": ' + b"9" * 5_000 + b"}", "not JSON"),
+    ],
+)
+def test_a_row_that_json_allows_and_text_does_not_is_named(tmp_path: Path, store: Path, line: bytes, said: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "good"}\n' + line + b"\n")
+    result = RUNNER.invoke(data_app, ["build", str(tmp_path / "rows.jsonl")])
+    assert result.exit_code == 1
+    assert "line 2" in result.stderr
+    assert said in result.stderr
+
+
+def test_a_file_name_that_is_not_utf8_is_named(texts: Path, store: Path) -> None:
+    (texts / "\udcff.txt").write_text("hello")
+    result = RUNNER.invoke(data_app, ["build", str(texts)])
+    assert result.exit_code == 1
+    assert "is not UTF-8: rename it" in result.stderr

@@ -268,3 +268,10 @@ def test_one_trajectory_may_come_with_an_empty_column_of_short_tokens(tmp_path: 
     columns = ["--n-col", "n_params", "--short-col", "short_tokens", "--long-col", "long_tokens"]
     found = fitted(table, "--law", "trajectory", *columns, "--loss-col", "log_longppl", "--bootstrap", 0)
     assert found["params"]["beta_l"] == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seed", -1), ("--bootstrap", -1), ("--bootstrap", 10**20)])
+def test_numbers_that_no_refit_can_use_are_refused_by_the_name_of_their_option(option: str, value: int) -> None:
+    result = longlaw_fit(TABLE, option, value)
+    assert result.exit_code == 2
+    assert option in result.stderr

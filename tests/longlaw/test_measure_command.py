@@ -182,3 +182,11 @@ def test_a_table_of_positions_that_ends_too_early_is_named(folders: Path, tmp_pa
     outcome = longlaw(tmp_path, *options, model="gpt2", documents=folders / "texts.jsonl")
     assert isinstance(outcome.exception, MeasurementError)
     assert "has 64 positions" in str(outcome.exception)
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(folders: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    outcome = longlaw(folders, "--reference", "nowhere", "--save", tmp_path / "file" / "told.json")
+    assert isinstance(outcome.exception, OSError)
+    assert longlaw(folders, "--reference", "nowhere", "--save", tmp_path / "told.json").exit_code == 1
+    assert not (tmp_path / "told.json").exists()

@@ -58,12 +58,16 @@ def test_steps_and_spacing_can_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rule", "ema"], "ema needs a decay"),
-        (["--rule", "dare"], "dare needs a density"),
+        (["--rule", "ema"], "--rule ema needs --decay"),
+        (["--rule", "dare"], "--rule dare needs --density"),
+        (["--decay", "0.5"], "--decay is of ema, not of --rule last_m"),
+        (["--rule", "ties", "--density", "0.5", "--step", "1"], "--step is of one_sqrt and ema"),
         (["--rule", "raw"], "takes 1 checkpoints, 3 were given"),
     ],
 )
-def test_what_a_rule_lacks_is_said(sources: list[Path], tmp_path: Path, options: list[str], message: str) -> None:
+def test_what_a_rule_lacks_or_does_not_take_is_said(
+    sources: list[Path], tmp_path: Path, options: list[str], message: str
+) -> None:
     outcome = longlaw(tmp_path / "out", *sources, *options)
     assert isinstance(outcome.exception, MergeError)
     assert message in str(outcome.exception)
