@@ -166,5 +166,6 @@ def test_attempt_has_one_end_when_one_of_its_processes_dies(idle_workers: RayExe
     assert isinstance(last, Lost)
     assert "worker-2" in last.reason
     assert _gone(pids["worker-1"])
+    assert idle_workers.alive() == 2  # those that are about to take their places count
     assert _all_free(idle_workers, 2)
     assert set(idle_workers.pids().values()).isdisjoint(pids.values())

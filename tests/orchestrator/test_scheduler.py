@@ -221,6 +221,7 @@ def test_killed_scheduler_is_replaced_without_a_trace_in_the_numbers(
         assert session.scalar(select(func.max(Segment.infrastructure_failures))) == 0
         assert list(session.scalars(select(Scheduler.id).where(Scheduler.leading))) == [lab.scheduler.id]
     assert measured_numbers(lab.engine) == undisturbed[1]
+    assert list(lab.store.rglob("*.unfinished")) == []
     # Ray's two agents look after their parent once in a while and are gone within a minute; nothing else is left.
     left = [" ".join(child.cmdline()) for child in children if child.is_running()]
     assert [command for command in left if command and "Agent" not in command] == []
