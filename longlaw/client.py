@@ -5,6 +5,7 @@ Results are the classes of `api.models`: frozen, typed, with the fields that the
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import uuid
@@ -28,7 +29,7 @@ from api.models import (
     Series,
 )
 from api.models_measures import ProbeMetric, TrainingSeries
-from longlaw.errors import ApiProblem, ProblemPlace, ServiceUnreachableError, WaitTimeoutError
+from longlaw.errors import ApiProblem, LonglawError, ProblemPlace, ServiceUnreachableError, WaitTimeoutError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PAGE_SIZE = 500
@@ -172,6 +173,9 @@ class Client:
             level: nominal coverage of the intervals.
         """
         at = {"n_params": n_params, "short_tokens": short_tokens, "long_tokens": long_tokens}
+        for name, sizes in {**at, "level": level}.items():
+            if not all(math.isfinite(size) for size in (sizes if isinstance(sizes, Sequence) else (sizes,))):
+                raise LonglawError(f"{name} is {sizes}: predictions need finite numbers")
         body: dict[str, Any] = {
             "fit": fit,
             "at": {axis: list(size) if isinstance(size, Sequence) else size for axis, size in at.items()},

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from longlaw.local_store import local_store
+from longlaw.local_store import local_store, tokenizer_at
 from workers.corpus import Manifest, corpus_names, find_corpus, open_corpus
 from workers.corpus_build import HeldOutSource, build_corpus
 from workers.corpus_rows import RowFields
@@ -121,7 +121,7 @@ def build(
             store=root,
             name=name,
             vocab_size=vocab_size,
-            tokenizer_file=None if tokenizer is None else _tokenizer_file(root, tokenizer),
+            tokenizer_file=None if tokenizer is None else tokenizer_at(root, tokenizer),
             end_of_text=end_of_text,
             max_bytes=max_bytes or (TORCH_BYTES if source == TORCH_SOURCE else None),
             long_share=long_share,
@@ -224,15 +224,6 @@ def _source(source: str, documents: DocumentsBy, rows: RowFields) -> tuple[Corpu
         raise CorpusError("the source is empty: give a folder or file, torch or none")
     path = Path(source)
     return source_at(path, documents_by=documents, rows=rows), path.stem if path.is_file() else path.resolve().name
-
-
-def _tokenizer_file(root: Path, tokenizer: str) -> Path:
-    """A file, or the tokenizer of the corpus with that name."""
-    if Path(tokenizer).is_file():
-        return Path(tokenizer)
-    if tokenizer in corpus_names(root):
-        return open_corpus(root, find_corpus(root, tokenizer)).path / "tokenizer.json"
-    raise CorpusError(f'"{tokenizer}" is no tokenizer.json, and no corpus in {root} has that name')
 
 
 def _summary(name: str, manifest: Manifest) -> dict[str, Any]:

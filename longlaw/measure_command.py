@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from longlaw.local_store import local_store
+from longlaw.local_store import local_store, tokenizer_at
 from workers.corpus import Corpus, corpus_names, open_corpus
 from workers.corpus_build import HeldOutSource, build_corpus
 from workers.corpus_sources import source_at
-from workers.errors import CorpusError
+from workers.errors import CorpusError, ReferenceModelError
 from workers.longppl import measure
 from workers.progress import Report
 from workers.reference_digest import reference_digest
@@ -55,7 +55,11 @@ def measure_command(
     gain: Annotated[float, typer.Option(help="Key tokens gain more than so many nats by full context.")] = 2.0,
     ceiling: Annotated[float, typer.Option(help="Key tokens have a loss below this, in nats.")] = 2.0,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="The model's tokenizer.json, where its folder has none.")
+        str | None,
+        typer.Option(
+            metavar="FILE|CORPUS",
+            help="The model's tokenizer.json, or the corpus whose it is, where its folder has none.",
+        ),
     ] = None,
     store: Annotated[
         str | None, typer.Option(help="Keeps the reference's losses; else LONGLAW_STORE, else .longlaw/store.")
@@ -69,9 +73,15 @@ def measure_command(
     if save is not None:
         _check_writable(save)
     root = local_store(store)
+    if tokenizer is None and (model / "config.json").is_file() and not (model / "tokenizer.json").is_file():
+        raise ReferenceModelError(
+            f"{model} holds no tokenizer.json: give --tokenizer, a file or the corpus it was trained on"
+        )
     least = length // 2 if min_tokens is None else min_tokens
     selector = _reference(reference)
-    measured, own_tokenizer = load_model(model, tokenizer_file=tokenizer)
+    measured, own_tokenizer = load_model(
+        model, tokenizer_file=None if tokenizer is None else tokenizer_at(root, tokenizer)
+    )
     with _progress() as report:
         corpus = _corpus(documents, reference, root, least=least, first=first, report=report)
         evaluator = Evaluator(

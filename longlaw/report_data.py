@@ -178,6 +178,11 @@ def gather(client: Client, grid_ids: Sequence[str]) -> ReportData:
                 tokens_independent=plan["tokens"]["independent"],
             )
         )
+    if not found and any(facts.cells_measured and facts.cells_without_short for facts in grids):
+        raise NothingMeasuredError(
+            "A report needs D_s, which is unknown for all cells that are measured (short_tokens_seen). "
+            "`GET /v1/observations` has their values, `longlaw fit --law trajectory` fits them."
+        )
     if not found:
         raise NothingMeasuredError("None of these grids has a measurement yet: `longlaw grid watch ID` follows one.")
     return ReportData(grids=tuple(grids), tokens_shared=sum(segments.values()), series=_in_order(bodies, found))

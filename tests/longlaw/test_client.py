@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import math
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from database.engine import create_engine
 from longlaw import Client
-from longlaw.errors import ApiProblem, ServiceUnreachableError, WaitTimeoutError
+from longlaw.errors import ApiProblem, LonglawError, ServiceUnreachableError, WaitTimeoutError
 from tests.api import seeding, seeding_measures
 from tests.longlaw.conftest import Finished
 
@@ -77,6 +78,13 @@ def test_one_point_and_many_are_predicted_alike(reader: Client) -> None:
     many = reader.predict(n_params=5e4, short_tokens=2000, long_tokens=[600, 900]).predictions
     one = reader.predict(n_params=5e4, short_tokens=2000, long_tokens=900).predictions
     assert one == many[1:]
+
+
+@pytest.mark.parametrize("field", ["n_params", "short_tokens", "long_tokens", "level"])
+def test_a_number_that_json_cannot_hold_is_named(client: Client, field: str) -> None:
+    asked = {"n_params": 1e8, "short_tokens": 1e9, "long_tokens": [1e9, 2e9], "level": 0.9}
+    with pytest.raises(LonglawError, match=f"{field} is nan"):
+        client.predict(**{**asked, field: math.nan})  # type: ignore[arg-type]
 
 
 def test_refusal_carries_title_detail_and_places(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,21 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(folde
     assert isinstance(outcome.exception, OSError)
     assert longlaw(folders, "--reference", "nowhere", "--save", tmp_path / "told.json").exit_code == 1
     assert not (tmp_path / "told.json").exists()
+
+
+def test_a_model_without_tokenizer_takes_that_of_a_corpus_by_name(folders: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(folders / "model", bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    arguments = ["--reference", folders / "same", "--store", tmp_path / "store"]
+    outcome = longlaw(folders, *arguments, model=str(bare))
+    assert isinstance(outcome.exception, ReferenceModelError)
+    assert "--tokenizer" in str(outcome.exception)
+    command = ["data", "build", "none", "--name", "mine", "--store", tmp_path / "store", "--end-of-text", "<s>"]
+    command += ["--tokenizer", folders / "model" / "tokenizer.json", "--held-out", folders / "texts.jsonl"]
+    built = CliRunner().invoke(app, [str(item) for item in command])
+    assert built.exit_code == 0, built.output
+    told = [
+        json.loads(longlaw(folders, *arguments, "--json", *more, model=model).stdout)
+        for model, more in (("model", ()), (str(bare), ("--tokenizer", "mine")))
+    ]
+    assert told[0]["log_ppl"] == told[1]["log_ppl"]

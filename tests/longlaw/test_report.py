@@ -29,7 +29,7 @@ from longlaw.client import Client
 from longlaw.report_command import write_report
 from longlaw.report_data import NothingMeasuredError, gather
 from longlaw.report_measured import noise_of, steps
-from tests.api import seeding
+from tests.api import seeding, seeding_measures
 from tests.api.conftest import serve
 from tests.conftest import MakeDatabase
 from workers.results import DocumentScore, Evaluation
@@ -339,6 +339,21 @@ def test_grid_without_measurements_is_an_error_that_says_so(service: str) -> Non
         grid_id = client.submit(seeding.document()).id
         with pytest.raises(NothingMeasuredError, match="longlaw grid watch"):
             gather(client, [grid_id])
+
+
+def test_grid_measured_without_known_short_tokens_is_told_apart(migrated_database: MakeDatabase) -> None:
+    asked = seeding_measures.looked_at()
+    asked["scales"] = {seeding_measures.RELEASED: asked["scales"][seeding_measures.RELEASED]}
+    with migrated_database() as database_url:
+        engine = create_engine(database_url, application_name="longlaw-test")
+        with session_factory(engine).begin() as session:
+            grid_id = str(seeding.submit_grid(session, asked).grid_id)
+            seeding.finish(session, lambda row: 2.0)
+        with serve(create_app(engine)) as url, Client(url) as client:
+            assert client.grid(grid_id).cells["MEASURED"] == 3
+            with pytest.raises(NothingMeasuredError, match="D_s, which is unknown"):
+                gather(client, [grid_id])
+        engine.dispose()
 
 
 def test_steps_tell_the_largest_rise_and_where(seeded: Seeded) -> None:
