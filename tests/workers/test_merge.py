@@ -61,7 +61,7 @@ def test_bfloat16_checkpoints_are_averaged_in_a_wider_type(tmp_path: Path) -> No
 
 
 def test_every_floating_type_is_averaged_and_counters_are_copied_from_the_newest(tmp_path: Path) -> None:
-    """github.com/lucidrains/ema-pytorch/pull/18: bfloat16 parameters were left out of the average, without a word."""
+    """B34 (github.com/lucidrains/ema-pytorch/pull/18): bfloat16 was left out of the average, without a word."""
     models = [
         {
             "norm": torch.full((3,), float(value)),

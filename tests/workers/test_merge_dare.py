@@ -54,7 +54,7 @@ def test_the_mean_of_the_sparse_deltas_is_added_to_the_oldest() -> None:
 
 
 def test_half_precision_gives_no_nan_and_the_mean_of_the_delta(tmp_path: Path) -> None:
-    """github.com/arcee-ai/mergekit/pull/69: a million deltas of 1 in float16, nine tenths dropped."""
+    """B38 (github.com/arcee-ai/mergekit/pull/69): a million deltas of 1 in float16, nine tenths dropped."""
     halves = [torch.zeros(1_000_000, dtype=torch.float16), torch.ones(1_000_000, dtype=torch.float16)]
     found = merged(tmp_path, halves, rule(0.1))
     assert set(found.tolist()) == {0, 10}

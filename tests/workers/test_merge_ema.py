@@ -37,7 +37,7 @@ def test_the_exponent_is_the_age_in_spacings_whatever_the_gaps(tmp_path: Path) -
 
 
 def test_a_small_share_of_a_bfloat16_checkpoint_is_not_rounded_away(tmp_path: Path) -> None:
-    """github.com/d8ahazard/sd_dreambooth_extension/pull/1415: an average kept in bfloat16 never left its start.
+    """B32 (github.com/d8ahazard/sd_dreambooth_extension/pull/1415): an average kept in bfloat16 never moved.
 
     1 and then a hundred times 2, decay 0.999: 2 - w_1, w_1 = 0.999^100 / sum of 0.999^k over k = 0..100.
     """

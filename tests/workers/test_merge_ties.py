@@ -25,7 +25,7 @@ def rule(density: float) -> ObservationRule:
         ([1, 1], [[4, -1], [-3, 2], [0.5, 1]], 0.5, [5, 2]),
         # untrimmed: sums [1.5, 2]; means of [4, .5] and [2, 1]
         ([1, 1], [[4, -1], [-3, 2], [0.5, 1]], 1.0, [3.25, 2.5]),
-        # github.com/arcee-ai/mergekit/issues/474: trimmed to [3, 0, 0, 2], [-1, -2, 0, 0]
+        # B36 (github.com/arcee-ai/mergekit/issues/474): trimmed to [3, 0, 0, 2], [-1, -2, 0, 0]
         ([0, 0, 0, 0], [[3, -1, 0.5, 2], [-1, -2, 0.4, 0]], 0.5, [3, -2, 0, 2]),
         # the same thread: every checkpoint has one vote, so +0.3 wins against -0.1
         ([0], [[0.3], [-0.1]], 1.0, [0.3]),
