@@ -7,6 +7,7 @@ import datetime as dt
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 MEDIA_TYPE = "text/csv"
@@ -33,3 +34,9 @@ def _text(rows: Iterable[Sequence[object]]) -> str:
     buffer = io.StringIO(newline="")
     csv.writer(buffer).writerows(rows)
     return buffer.getvalue()
+
+
+def csv_response(model: type[BaseModel], pages: Iterable[Sequence[BaseModel]], *, filename: str) -> StreamingResponse:
+    """All rows as one table that is sent while it is read."""
+    headers = {"Vary": "Accept", "Content-Disposition": f'attachment; filename="{filename}"'}
+    return StreamingResponse(csv_chunks(model, pages), media_type=MEDIA_TYPE, headers=headers)

@@ -104,9 +104,7 @@ def get_metrics(
         _require(session, selection.grid)
         rows = [] if as_csv else selection.rows(session, after=None if key is None else int(key[0]), limit=limit + 1)
     if as_csv:
-        chunks = csv_export.csv_chunks(ProbeMetric, _pages(selection, sessions))
-        headers = {"Vary": "Accept", "Content-Disposition": 'attachment; filename="metrics.csv"'}
-        return StreamingResponse(chunks, media_type=csv_export.MEDIA_TYPE, headers=headers)
+        return csv_export.csv_response(ProbeMetric, _pages(selection, sessions), filename="metrics.csv")
     following = encode_cursor((rows[limit - 1].id,), selection.scope) if len(rows) > limit else None
     return Page(items=tuple(_metric(row) for row in rows[:limit]), next_cursor=following)
 

@@ -79,9 +79,7 @@ def get_observations(
     response.headers["Vary"] = "Accept"
     after = decode_cursor(cursor, (int,) if selection.sort == "id" else (float, int), selection.scope)
     if csv_export.MEDIA_TYPE in accept:
-        chunks = csv_export.csv_chunks(Observation, _pages(selection, sessions))
-        headers = {"Vary": "Accept", "Content-Disposition": 'attachment; filename="observations.csv"'}
-        return StreamingResponse(chunks, media_type=csv_export.MEDIA_TYPE, headers=headers)
+        return csv_export.csv_response(Observation, _pages(selection, sessions), filename="observations.csv")
     rows = selection.rows(sessions, after=after, limit=limit + 1)
     following = encode_cursor(selection.key(rows[limit - 1]), selection.scope) if len(rows) > limit else None
     return Page(items=tuple(Observation.of(row) for row in rows[:limit]), next_cursor=following)
