@@ -40,14 +40,13 @@ from workers.errors import (
     StoreFullError,
 )
 from workers.leftovers import CHECKPOINTS, UNFINISHED
+from workers.mirror import MANIFEST
 from workers.spec import CheckpointRef, Segment, StoredCheckpoint, canonical_json
+from workers.weight_files import CONFIG, WEIGHTS
 
 FORMAT = 1
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
-MANIFEST = "manifest.json"
 
 _STEP_DIGITS = 12
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -24,10 +24,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workers import mirror
 from workers.errors import ModelMismatchError, ModelMissingError
+from workers.mirror import MANIFEST
 from workers.spec import FolderModel, canonical_json
+from workers.weight_files import CONFIG
 
-CONFIG = "config.json"
-MANIFEST = "manifest.json"
 _FOLDER = "models"
 #: What belongs to the architecture and not to a length.
 _KEPT_OF_ROPE = ("partial_rotary_factor",)

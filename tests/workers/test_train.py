@@ -42,6 +42,7 @@ from workers.spec import (
     steps_for,
 )
 from workers.train import train
+from workers.weight_files import CONFIG, WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def test_decay_goes_on_with_the_data_and_moments_of_its_trunk(store: Path, corpu
     begin, same = run_to(store, trunk, 10, 14)
     decay = segment_of("short_decay", stage, parent=begin.ref, horizon_steps=4)
     (end,) = run_to(store, decay, 4, start=begin)
-    assert tensors(store, end, checkpoint.WEIGHTS) == tensors(store, same, checkpoint.WEIGHTS)
+    assert tensors(store, end, WEIGHTS) == tensors(store, same, WEIGHTS)
     assert tensors(store, end, checkpoint.OPTIMIZER) == tensors(store, same, checkpoint.OPTIMIZER)
 
 
@@ -221,7 +222,7 @@ def elsewhere_with(store: Path, found: Checkpoint) -> Path:
 def test_long_stage_rotates_with_its_own_base_and_sees_its_own_split(store: Path, corpus: str) -> None:
     segment, begin = long_run(store, corpus)
     (found,) = run_to(store, segment, 1, start=begin)
-    config = json.loads((store / found.path / checkpoint.CONFIG).read_text())
+    config = json.loads((store / found.path / CONFIG).read_text())
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e5}
     assert found.stage_tokens == 64
     batch = open_training_data(store, segment.stage.data, seq_len=64).batch(seed=5, first=0, count=1)
@@ -404,7 +405,7 @@ def test_later_sub_phase_goes_on_with_the_moments_of_the_one_before(store: Path,
     later = dataclasses.replace(whole, parent=at_4.ref, stage_offset_steps=4)
     (end,) = run_to(store, later, 4, start=at_4)
     assert end.stage_tokens == at_8.stage_tokens == 8 * 64
-    assert tensors(store, end, checkpoint.WEIGHTS) == tensors(store, at_8, checkpoint.WEIGHTS)
+    assert tensors(store, end, WEIGHTS) == tensors(store, at_8, WEIGHTS)
     with pytest.raises(SegmentRunError, match="past the decay's end, step 4"):
         run_to(store, later, 5, start=at_4)
 
@@ -473,7 +474,7 @@ def test_missing_or_damaged_start_is_named(store: Path, corpus: str) -> None:
     gone = somewhere(CheckpointRef(segment=trunk.id, step=3))
     with pytest.raises(CheckpointMissingError):
         next(train(SegmentRun(segment=trunk, start=gone, save_steps=(5,)), store=store))
-    (store / begin.path / checkpoint.WEIGHTS).write_bytes(b"")
+    (store / begin.path / WEIGHTS).write_bytes(b"")
     with pytest.raises(CheckpointCorruptError):
         run_to(store, trunk, 5, start=begin)
 
