@@ -49,11 +49,6 @@ class FitJob:
     bootstrap: int
     observations: tuple[SeriesObservation, ...]
 
-    @property
-    def seed(self) -> int:
-        """Seed of the bootstrap: a function of the id, so that the fit can be run again."""
-        return self.fit_id.int >> 65  # 63 bits fit a bigint
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitUse:

@@ -29,7 +29,10 @@ _NO_SHORT_TOKENS = "D_s of their model is unknown, so they serve the law of one 
 
 
 def fit_job(job: FitJob) -> FitResult:
-    """Fits a job's law to its frozen observations. The same job gives the same numbers, bit for bit.
+    """Fits a job's law to its frozen observations.
+
+    The same observations give the same numbers, bit for bit, in whatever order they came: every fit resamples with one
+    seed, so that intervals move from one fit of a series to the next by what was added, not by chance.
 
     Raises:
         FittingError: the observations cannot be fitted.
@@ -43,7 +46,6 @@ def fit_job(job: FitJob) -> FitResult:
         job.law,
         _as_observations(rows),
         bootstrap_draws=job.bootstrap,
-        seed=job.seed,
         holdout=_as_observations(kept_from_fit) if job.holdout is not None else None,
     )
     explanation = explain(fitted)
