@@ -14,6 +14,7 @@ COPY database database
 COPY workers workers
 COPY fitting fitting
 COPY migrations migrations
+COPY grids grids
 
 FROM base AS api
 RUN pip install -c constraints.txt '.[api]'

@@ -23,10 +23,10 @@ from longlaw.demo_report import print_report
 from longlaw.errors import LonglawError
 from longlaw.grid_commands import follow
 from longlaw.grid_document import GridFileError, read_grid_file, resolve_corpora
+from longlaw.ready_grids import QUICKSTART, ready_grid
 from longlaw.stack import Stack, StackError
 from longlaw.up import Port, interrupt_on_sigterm, print_urls, serve
 
-_QUICKSTART = "grids/quickstart.yaml"
 _CORPUS = "torch-sources"
 _CORPUS_BYTES = 3_000_000
 _FIT_WAIT_S = 120.0
@@ -35,7 +35,7 @@ _FIT_WAIT_S = 120.0
 def demo_command(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Grids to run, one after another.", show_default=_QUICKSTART),
+        typer.Argument(metavar="[FILE]...", help="Grids to run, one after another.", show_default="the quick-start"),
     ] = None,
     exit_when_done: Annotated[bool, typer.Option("--exit", help="Stop at the end instead of serving on.")] = False,
     port: Port = None,
@@ -51,7 +51,7 @@ def demo_command(
     """
     console = Console()
     interrupt_on_sigterm()
-    files = files or [_QUICKSTART]
+    files = files or [str(ready_grid(QUICKSTART))]
     try:
         for file in files:  # before anything starts
             read_grid_file(file)

@@ -26,7 +26,12 @@ class _Commands(LazyGroup):
             module="longlaw.plan_command",
             attribute="plan_command",
             help="Show what a grid would train and cost, from scratch; needs no service.",
-        )
+        ),
+        "ready": LazyCommand(
+            module="longlaw.ready_grids",
+            attribute="ready_command",
+            help="List the grid files that come with Longlaw, or print one: a start for a grid of your own.",
+        ),
     }
 
 

@@ -26,7 +26,7 @@ def _commands() -> list[str]:
         spans = re.findall(r"`(?:docker compose run [^`]* worker )?(longlaw [^`]+)`", text)
         for line in [*lines, *spans]:
             for part in line.split("&&"):
-                command = part.strip()
+                command = part.partition(" > ")[0].strip()
                 if command.startswith("longlaw ") and not re.search(r"\.\.\.| \[", command):  # no synopsis
                     found[command] = None
     return list(found)
