@@ -33,6 +33,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 WORK_STATES = ("PENDING", "READY", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 ATTEMPT_STATES = ("RUNNING", "SUCCEEDED", "FAILED", "LOST", "STOPPED")
+CLAIM_ENDS = ("FAILED", "CANCELLED")
 FIT_STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
 OPEN = "state IN ('PENDING', 'READY', 'RUNNING')"
 GIVEN_UP = "state IN ('FAILED', 'CANCELLED')"
@@ -78,7 +79,10 @@ def _created() -> Mapped[dt.datetime]:
 
 
 class Grid(Base):
-    """What a user submitted, verbatim (`document`), with its planned totals."""
+    """What a user submitted, verbatim (`document`), with its planned totals.
+
+    Nothing begins that only grids with a `paused_at` ask for. One with a `cancelled_at` asks for nothing any more.
+    """
 
     __tablename__ = "grids"
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
@@ -93,10 +97,14 @@ class Grid(Base):
     holdout: Mapped[str | None]
     bootstrap: Mapped[int]
     created_at: Mapped[dt.datetime] = _created()
+    paused_at: Mapped[dt.datetime | None]
+    cancelled_at: Mapped[dt.datetime | None]
     __table_args__ = (
         CheckConstraint(_one_of("protocol", ("constant", "linear_decay")), name="protocol"),
         CheckConstraint("tokens_train >= 0 AND tokens_independent >= 0", name="tokens"),
+        CheckConstraint("paused_at IS NULL OR cancelled_at IS NULL", name="paused_or_cancelled"),
         Index(None, "created_at", "id"),
+        Index("ix_grids_paused", "paused_at", postgresql_where=text("paused_at IS NOT NULL")),
     )
 
 
@@ -345,20 +353,27 @@ class CellEvaluation(Base):
 
 
 class GridSegment(Base):
-    """A grid's claim on a segment."""
+    """A grid's claim on a segment. `closed_as` is how a claim ended that its grid's cancellation withdrew."""
 
     __tablename__ = "grid_segments"
     grid_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("grids.id"), primary_key=True)
     segment_key: Mapped[str] = mapped_column(primary_key=True, index=True)
     target_step: Mapped[int]
+    closed_as: Mapped[str | None]
+    __table_args__ = (CheckConstraint(_one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
 
 
 class GridEvaluation(Base):
-    """A grid's claim on an evaluation (its cells' and its diagnostics')."""
+    """A grid's claim on an evaluation (its cells' and its diagnostics'). `closed_as`: see `GridSegment`.
+
+    For a grid whose claim is closed the evaluation stays what the claim says, whatever others make of it.
+    """
 
     __tablename__ = "grid_evaluations"
     grid_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("grids.id"), primary_key=True)
     evaluation_key: Mapped[str] = mapped_column(primary_key=True, index=True)
+    closed_as: Mapped[str | None]
+    __table_args__ = (CheckConstraint(_one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
 
 
 class Attempt(Base):
