@@ -81,9 +81,15 @@ def rows_of(law: Law, observations: Observations, residual: Residual) -> Rows:
     return Rows(
         sizes=sizes[order],
         y=observations.log_longppl[order],
-        cluster=observations.cluster[order],
+        cluster=_in_order(observations.cluster[order]),
         weights=weights,
     )
+
+
+def _in_order(cluster: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Clusters numbered by their first rows: what a bootstrap draws must not depend on what they are called."""
+    _, first, code = np.unique(cluster, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[code.ravel()].astype(np.int64)
 
 
 def n_distinct(law: Law, observations: Observations) -> int:

@@ -52,6 +52,14 @@ def test_one_seed_gives_one_set_of_draws_and_another_seed_another() -> None:
     assert first.parameters == other.parameters
 
 
+def test_names_of_clusters_do_not_change_what_is_drawn() -> None:
+    observations = toy_observations(FULL_GRID[::2], std=0.01)
+    renamed = replace(observations, cluster=(7 * observations.cluster) % 101)
+    assert np.argsort(renamed.cluster).tolist() != np.argsort(observations.cluster).tolist()
+    first, again = (fit(LONG_CONTEXT, rows, bootstrap_draws=25) for rows in (observations, renamed))
+    assert first.draws.tolist() == again.draws.tolist()
+
+
 @pytest.mark.parametrize("n_clusters", [1, 4])
 def test_few_clusters_get_no_interval_however_well_each_refit_does(n_clusters: int) -> None:
     """One cluster alone would be redrawn as itself every time: an interval of no width."""
