@@ -38,5 +38,10 @@ def _text(rows: Iterable[Sequence[object]]) -> str:
 
 def csv_response(model: type[BaseModel], pages: Iterable[Sequence[BaseModel]], *, filename: str) -> StreamingResponse:
     """All rows as one table that is sent while it is read."""
+    return table_response(csv_chunks(model, pages), filename=filename)
+
+
+def table_response(chunks: Iterable[str | bytes], *, filename: str) -> StreamingResponse:
+    """A table that is sent while it is made."""
     headers = {"Vary": "Accept", "Content-Disposition": f'attachment; filename="{filename}"'}
-    return StreamingResponse(csv_chunks(model, pages), media_type=MEDIA_TYPE, headers=headers)
+    return StreamingResponse(chunks, media_type=MEDIA_TYPE, headers=headers)

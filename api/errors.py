@@ -36,7 +36,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.methods import HeadLikeGet, allowed_methods
-from api.models import ALTERNATIVES
+from api.models_predictions import ALTERNATIVES
 from database.errors import DatabaseUnavailableError, SchemaError
 from fitting.errors import InvalidPointError, NotEnoughObservationsError
 from orchestrator.errors import GridError, Problem

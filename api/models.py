@@ -10,19 +10,7 @@ import datetime as dt
 import math
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    FiniteFloat,
-    Tag,
-    model_validator,
-)
-
-MAX_POINTS = 1_000_000
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 GridState = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 CellState = Literal["PENDING", "RUNNING", "MEASURED", "FAILED", "CANCELLED"]
@@ -299,68 +287,6 @@ class FitDetail(FitSummary):
     ranges: Axes[Span] | None
     explanation: tuple[str, ...] = Field(description="What the fit knows and what it cannot know, in plain words.")
     observations: tuple[FitObservation, ...]
-
-
-Size = Annotated[FiniteFloat, Field(gt=0)]
-Sizes = Annotated[list[Size], Field(min_length=1, max_length=MAX_POINTS)]
-#: Names of alternatives, which pydantic puts into places though no body has such a key.
-ALTERNATIVES = ("<number>", "<list>")
-Axis = Annotated[
-    Annotated[Size, Tag(ALTERNATIVES[0])] | Annotated[Sizes, Tag(ALTERNATIVES[1])],
-    Discriminator(lambda value: ALTERNATIVES[isinstance(value, list)]),
-]
-
-
-class At(Request):
-    """Where to predict. Lists have one length; a single number holds for all their points."""
-
-    n_params: Axis
-    short_tokens: Axis
-    long_tokens: Axis
-
-    @model_validator(mode="after")
-    def _same_length(self) -> At:
-        lengths = {len(axis) for axis in (self.n_params, self.short_tokens, self.long_tokens) if isinstance(axis, list)}
-        if len(lengths) > 1:
-            raise ValueError(f"lists must have one length, not {', '.join(str(item) for item in sorted(lengths))}")
-        return self
-
-    def columns(self) -> tuple[list[float], list[float], list[float]]:
-        """N, D_s and D_l, each as a list of one length."""
-        axes = (self.n_params, self.short_tokens, self.long_tokens)
-        length = max((len(axis) for axis in axes if isinstance(axis, list)), default=1)
-        n, short, long = (axis if isinstance(axis, list) else [axis] * length for axis in axes)
-        return n, short, long
-
-
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("must not contain NUL")
-    return text
-
-
-#: Text that is looked up in the database, where no text holds NUL.
-SoughtText = Annotated[str, AfterValidator(_without_nul)]
-
-
-class PredictionRequest(Request):
-    fit: str = Field(default="latest", description="Id of a fit, or `latest`: the newest successful one of the series.")
-    series: SoughtText | None = Field(default=None, description="Needed with `latest` where several series exist.")
-    holdout: SoughtText | None = Field(default=None, description="With `latest`: the fit that held this selection out.")
-    at: At
-    level: float = Field(default=0.9, gt=0, lt=1, description="Nominal coverage of the intervals.")
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"at": {"n_params": 1e8, "short_tokens": 9e9, "long_tokens": [1e9, 2e9, 5e9]}},
-                {
-                    "fit": "0b8f4c8e-5f0e-4b7e-9d64-0b6f0f3f7a11",
-                    "at": {"n_params": 1e8, "short_tokens": 9e9, "long_tokens": 5e9},
-                },
-            ]
-        }
-    )
 
 
 class PredictedPoint(Body):

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from api.errors import MEDIA_TYPE
-from api.models import PredictionRequest
+from api.models_predictions import PredictionRequest
 
 _SCHEMAS = "#/components/schemas/"
 

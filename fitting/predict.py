@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fitting import reach
 from fitting.errors import InvalidPointError
-from fitting.identifiability import VARIED_RATIO
 from fitting.laws import LONG_CONTEXT, Law, Offset, law_named
-from fitting.values import Extrapolation, Fit, FittedLaw, FloatArray, Interval, Point, Prediction
+from fitting.values import Extrapolation, Fit, FittedLaw, FloatArray, Interval, Point, PredictedColumns, Prediction
 
 # Points times draws evaluated at once: bounds the memory of long lists of points to some tens of megabytes.
 _BLOCK = 1_000_000
@@ -67,11 +68,7 @@ def predict(fit: Fit | FittedLaw, at: Point, *, level: float = 0.9) -> Predictio
 
 
 def predict_all(fit: Fit | FittedLaw, at: Sequence[Point], *, level: float = 0.9) -> list[Prediction]:
-    """What a fit says at each of several points.
-
-    The confidence interval runs between the (1 - level)/2 and (1 + level)/2 quantiles of the bootstrap draws'
-    predictions, interpolated linearly (as SQL's ``percentile_cont``). The prediction interval widens each side by the
-    residual noise of one measurement, taken as normal, in quadrature.
+    """What a fit says at each of several points; see :func:`predict_columns`.
 
     Args:
         fit: a fit, or the numbers of a stored one.
@@ -81,114 +78,121 @@ def predict_all(fit: Fit | FittedLaw, at: Sequence[Point], *, level: float = 0.9
     Raises:
         InvalidPointError: a size is not a positive finite number, or the level is not between 0 and 1.
     """
+    sizes = np.array([_sizes(point) for point in at], dtype=np.float64).reshape(-1, 3).T
+    said = predict_columns(fit, *sizes, level=level)
+    ratios = [np.broadcast_to(ratio, said.value.shape).tolist() for ratio in said.extrapolation]
+    return [
+        Prediction(
+            at=point,
+            value=value,
+            level=level,
+            interval=interval,
+            prediction_interval=widened,
+            extrapolation=Extrapolation(n_params=n, short_tokens=short, long_tokens=long),
+            determined=determined,
+            warnings=warned,
+        )
+        for point, value, interval, widened, n, short, long, determined, warned in zip(
+            at,
+            said.value.tolist(),
+            _intervals(said.low, said.high),
+            _intervals(said.prediction_low, said.prediction_high),
+            *ratios,
+            said.determined.tolist(),
+            said.warnings,
+            strict=True,
+        )
+    ]
+
+
+def predict_columns(
+    fit: Fit | FittedLaw,
+    n_params: ArrayLike,
+    short_tokens: ArrayLike,
+    long_tokens: ArrayLike,
+    *,
+    level: float = 0.9,
+) -> PredictedColumns:
+    """What a fit says at m points, as columns.
+
+    The confidence interval runs between the (1 - level)/2 and (1 + level)/2 quantiles of the bootstrap draws'
+    predictions, interpolated linearly (as SQL's ``percentile_cont``). The prediction interval widens each side by the
+    residual noise of one measurement, taken as normal, in quadrature.
+
+    Args:
+        fit: a fit, or the numbers of a stored one.
+        n_params: N, a number that holds for all points or one for each (m).
+        short_tokens: D_s, likewise.
+        long_tokens: D_l, likewise.
+        level: nominal coverage, between 0 and 1.
+
+    Raises:
+        InvalidPointError: a size is not a positive finite number, lengths differ, or the level is not between 0 and 1.
+    """
     law = fit.fitted_law if isinstance(fit, Fit) else fit
     form = law_named(law.law)
     if not 0 < level < 1:
         raise InvalidPointError(f"level is {level!r}; it must lie between 0 and 1")
-    for point in at:
-        for symbol, size in zip(form.symbols, _sizes(point), strict=True):
-            if not (math.isfinite(size) and size > 0):
-                raise InvalidPointError(f"{symbol} is {size!r}; it must be a positive finite number")
-    if not at:
-        return []
-    columns = np.array([_sizes(point) for point in at], dtype=np.float64).T
-    values = law_values(form, law.parameters, *columns).tolist()
-    intervals = _confidence(law, form, columns, level)
-    noise = NormalDist().inv_cdf((1 + level) / 2) * law.residual_std if law.residual_std is not None else None
-    return [
-        _prediction(law, form, point, value, interval, noise, level)
-        for point, value, interval in zip(at, values, intervals, strict=True)
-    ]
+    sizes = _columns(form, n_params, short_tokens, long_tokens)
+    count = next((size.size for size in sizes if size.size != 1), 1)
+    value = np.broadcast_to(law_values(form, law.parameters, *sizes), count)
+    is_open = reach.open_axes(law, form, sizes)
+    determined = np.broadcast_to(~reach.anywhere(is_open), count)
+    low, high = np.where(determined, _confidence(law, form, sizes, count, level), np.nan)
+    noise = NormalDist().inv_cdf((1 + level) / 2) * law.residual_std if law.residual_std is not None else np.nan
+    ratios = reach.extrapolation(law, form, sizes)
+    return PredictedColumns(
+        value=value,
+        low=low,
+        high=high,
+        prediction_low=value - _widened(value - low, noise),
+        prediction_high=value + _widened(high - value, noise),
+        extrapolation=ratios,
+        determined=determined,
+        warnings=reach.warnings(law, form, sizes, ratios, is_open, value),
+    )
 
 
 def _sizes(point: Point) -> tuple[float, float, float]:
     return (float(point.n_params), float(point.short_tokens), float(point.long_tokens))
 
 
-def _confidence(law: FittedLaw, form: Law, columns: FloatArray, level: float) -> list[Interval | None]:
-    n_points = columns.shape[1]
+def _columns(form: Law, *given: ArrayLike) -> reach.Sizes:
+    """The sizes as float64, each (m) or (1)."""
+    n_params, short_tokens, long_tokens = (np.atleast_1d(np.asarray(size, dtype=np.float64)) for size in given)
+    sizes = (n_params, short_tokens, long_tokens)
+    for symbol, size in zip(form.symbols, sizes, strict=True):
+        wrong = size[~(np.isfinite(size) & (size > 0))]
+        if wrong.size:
+            raise InvalidPointError(f"{symbol} is {float(wrong.flat[0])!r}; it must be a positive finite number")
+    if any(size.ndim > 1 for size in sizes) or len({size.size for size in sizes} - {1}) > 1:
+        shapes = ", ".join(f"{symbol} {size.shape}" for symbol, size in zip(form.symbols, sizes, strict=True))
+        raise InvalidPointError(f"sizes are numbers or lists of one length, not arrays of the shapes {shapes}")
+    return sizes
+
+
+def _confidence(law: FittedLaw, form: Law, sizes: reach.Sizes, count: int, level: float) -> FloatArray:
+    """Both ends of the confidence interval (2 x m); NaN without draws."""
+    ends = np.full((2, count), np.nan)
     if not len(law.draws):
-        return [None] * n_points
+        return ends
     block = max(1, _BLOCK // len(law.draws))
-    intervals: list[Interval | None] = []
-    for start in range(0, n_points, block):
-        drawn = law_values(form, law.draws, *columns[:, start : start + block])
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        intervals += [Interval(low=a, high=b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
-    return intervals
+    for start in range(0, count, block):
+        here = slice(start, start + block)
+        drawn = law_values(form, law.draws, *(size if size.size == 1 else size[here] for size in sizes))
+        by_point = np.ascontiguousarray(drawn.T)
+        by_point.sort(axis=1)  # in vector instructions; selecting from unsorted rows takes several times as long
+        ends[:, here] = np.quantile(by_point, [(1 - level) / 2, (1 + level) / 2], axis=1, overwrite_input=True)
+    return ends
 
 
-def _prediction(
-    law: FittedLaw,
-    form: Law,
-    at: Point,
-    value: float,
-    interval: Interval | None,
-    noise: float | None,
-    level: float,
-) -> Prediction:
-    warnings: list[str] = []
-    ratios: list[float] = []
-    for axis, (symbol, size, seen) in enumerate(zip(form.symbols, _sizes(at), law.ranges.axes, strict=True)):
-        if axis not in form.axes:
-            ratios.append(1.0)
-            continue
-        ratios.append(max(size / seen.high, seen.low / size, 1.0))
-        if size > seen.high:
-            warnings.append(f"{symbol} is {ratios[-1]:.3g} times the largest one fitted; the law has a finite range")
-        elif size < seen.low:
-            warnings.append(f"{symbol} is {ratios[-1]:.3g} times below the smallest one fitted")
-    open_axes = _open_axes(law, form, at)
-    if open_axes:
-        interval = None
-        axes = " and ".join(open_axes)
-        warnings.append(f"the observations leave this value open: they vary {axes} too little, or only together")
-    if value < 0:
-        warnings.append("a LongPPL below 1 is impossible: the law is used outside its range")
-    widened = None
-    if interval is not None and noise is not None:
-        widened = Interval(
-            low=value - math.hypot(max(value - interval.low, 0.0), noise),
-            high=value + math.hypot(max(interval.high - value, 0.0), noise),
-        )
-    return Prediction(
-        at=at,
-        value=value,
-        level=level,
-        interval=interval,
-        prediction_interval=widened,
-        extrapolation=Extrapolation(n_params=ratios[0], short_tokens=ratios[1], long_tokens=ratios[2]),
-        determined=not open_axes,
-        warnings=tuple(warnings),
-    )
+def _widened(distances: FloatArray, noise: float) -> FloatArray:
+    """Each distance, at least 0, in quadrature with the noise; by `math.hypot`: that of NumPy rounds less exactly."""
+    return np.fromiter(map(math.hypot, np.maximum(distances, 0.0).tolist(), repeat(noise)), np.float64, distances.size)
 
 
-def _open_axes(law: FittedLaw, form: Law, at: Point) -> list[str]:
-    """The axes along which this value is open, because their exponent is not identifiable.
-
-    The value is still known where the axis was observed. For an axis that was not varied that is its range; else it is
-    the ends of the range, which with two values of an axis, the usual cause, is all there is. With two such axes which
-    of their combinations were observed is not at hand, so none is taken for known. An absent term is no obstacle: its
-    exponent has no effect. A term of two axes has no range at hand, so it is open everywhere.
-    """
-    wide: list[str] = []
-    open_axes: list[str] = []
-    at_an_end = True
-    sizes, spans = _sizes(at), law.ranges.axes
-    for term in form.terms:
-        if form.parameter_names[term.exponent] not in law.not_identifiable:
-            continue
-        symbol = " + ".join(form.symbols[axis] for axis in term.axes)
-        size, seen = sizes[term.axes[0]], spans[term.axes[0]]
-        if len(term.axes) > 1:
-            if law.parameters[term.amplitude] > 0:
-                open_axes.append(symbol)
-        elif seen.high <= VARIED_RATIO * seen.low:
-            if not seen.low <= size <= seen.high:
-                open_axes.append(symbol)
-        elif law.parameters[term.amplitude] > 0:
-            wide.append(symbol)
-            at_an_end = size in (seen.low, seen.high)
-    if len(wide) > 1 or not at_an_end:
-        open_axes += wide
-    return open_axes
+def _intervals(lows: FloatArray, highs: FloatArray) -> list[Interval | None]:
+    return [
+        None if math.isnan(low) else Interval(low=low, high=high)
+        for low, high in zip(lows.tolist(), highs.tolist(), strict=True)
+    ]

@@ -1,9 +1,10 @@
 """The values that go into and come out of the fitting library.
 
 Every number inside them is a plain Python ``int`` or ``float`` (never a NumPy scalar, so they bind to SQL and
-serialise to JSON as they are); ``draws`` is the one array.
+serialise to JSON as they are); arrays are ``draws``, and the columns of ``PredictedColumns``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -286,3 +287,28 @@ class Prediction:
     extrapolation: Extrapolation
     determined: bool
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PredictedColumns:
+    """A fit's answers at m points, what ``Prediction`` has of one as a column each; NaN where a number is withheld.
+
+    Attributes:
+        value: log LongPPL in nats (m).
+        low: lower end of the confidence interval (m).
+        high: its upper end (m).
+        prediction_low: lower end of the prediction interval (m).
+        prediction_high: its upper end (m).
+        extrapolation: ratios of N, D_s and D_l, each (m), or (1) where one number holds for all points.
+        determined: False where the observations do not fix the value (m).
+        warnings: texts for each point, m tuples.
+    """
+
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+    prediction_low: FloatArray
+    prediction_high: FloatArray
+    extrapolation: tuple[FloatArray, FloatArray, FloatArray]
+    determined: NDArray[np.bool_]
+    warnings: Sequence[tuple[str, ...]]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import uuid
-from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
+from api import csv_export
 from api.dependencies import Sessions, body_up_to, media_type
 from api.errors import (
     FitNotReadyError,
@@ -22,22 +21,20 @@ from api.errors import (
     TooFewObservationsError,
     UnsupportedMediaTypeError,
 )
-from api.models import Axes, PredictedPoint, PredictionRequest, Predictions
+from api.models import Predictions
+from api.models_predictions import PredictionRequest
 from api.openapi import body_schema
+from api.prediction_answers import csv_chunks, json_chunks
 from api.routes.fits import IMMUTABLE
 from database.fits import StoredFit, latest_fit, load_fit
 from database.reading import SeriesRecord, distinct_points, list_series, reading
-from database.reading_fits import FitRecord, fit_record
+from database.reading_fits import fit_record
 from fitting.laws import LONG_CONTEXT
-from fitting.predict import predict_all
-from fitting.values import Interval, Point, Prediction
 from orchestrator.errors import Problem
 
 MAX_BODY_BYTES = 96 * 1024 * 1024  # three lists of a million numbers with all their digits
-_BLOCK = 5_000  # points predicted and sent at a time: what bounds the memory of one request
 
 router = APIRouter(prefix="/v1", tags=["predictions"])
-_points = TypeAdapter(list[PredictedPoint])
 
 
 def _wanted(request: Request, body: Annotated[bytes, Depends(body_up_to(MAX_BODY_BYTES))]) -> PredictionRequest:
@@ -56,65 +53,47 @@ def _wanted(request: Request, body: Annotated[bytes, Depends(body_up_to(MAX_BODY
 @router.post(
     "/predictions",
     response_class=StreamingResponse,
-    responses={200: {"model": Predictions, "description": "One prediction for each point, in the order asked."}},
+    responses={
+        200: {
+            "model": Predictions,
+            "content": {csv_export.MEDIA_TYPE: {"schema": {"type": "string"}}},
+            "description": "One prediction for each point, in the order asked.",
+        }
+    },
     openapi_extra=body_schema(PredictionRequest),
 )
-def predict_points(wanted: Annotated[PredictionRequest, Depends(_wanted)], sessions: Sessions) -> StreamingResponse:
-    """What a fit says about log LongPPL, with intervals, and how far each point lies outside what was fitted."""
+def predict_points(
+    wanted: Annotated[PredictionRequest, Depends(_wanted)],
+    sessions: Sessions,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> StreamingResponse:
+    """What a fit says about log LongPPL, with intervals, and how far each point lies outside what was fitted.
+
+    With `Accept: text/csv` the points as one table; the header `Link` then says which fit they are of.
+    """
     with reading(sessions) as session:
         stored = _find_fit(session, wanted)
         record = fit_record(session, stored.fit_id)
     assert record is not None
-    headers = {} if wanted.fit == "latest" else {"Cache-Control": IMMUTABLE}
-    return StreamingResponse(_answer(stored, record, wanted), media_type="application/json", headers=headers)
-
-
-def _answer(stored: StoredFit, record: FitRecord, wanted: PredictionRequest) -> Iterator[bytes]:
-    head = Predictions(
-        fit_id=str(stored.fit_id),
-        series_id=stored.series_id,
-        law=stored.law.law,
-        status=record.status,
-        level=wanted.level,
-        warnings=record.warnings,
-        predictions=(),
-    ).model_dump_json()
-    yield head.removesuffix("]}").encode()
-    n_params, short_tokens, long_tokens = wanted.at.columns()
-    for start in range(0, len(n_params), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        points = [
-            Point(n_params=n, short_tokens=short, long_tokens=long)
-            for n, short, long in zip(n_params[block], short_tokens[block], long_tokens[block], strict=True)
-        ]
-        predictions = predict_all(stored.law, points, level=wanted.level)
-        text = _points.dump_json([_point(prediction) for prediction in predictions])
-        yield (b"," if start else b"") + text[1:-1]
-    yield b"]}"
-
-
-def _point(prediction: Prediction) -> PredictedPoint:
-    at, beyond = prediction.at, prediction.extrapolation
-    low, high = _ends(prediction.interval)
-    prediction_low, prediction_high = _ends(prediction.prediction_interval)
-    return PredictedPoint(
-        n_params=at.n_params,
-        short_tokens=at.short_tokens,
-        long_tokens=at.long_tokens,
-        log_longppl=prediction.value,
-        longppl=math.exp(prediction.value) if prediction.value < 700 else None,
-        low=low,
-        high=high,
-        prediction_low=prediction_low,
-        prediction_high=prediction_high,
-        extrapolation=Axes(n_params=beyond.n_params, short_tokens=beyond.short_tokens, long_tokens=beyond.long_tokens),
-        determined=prediction.determined,
-        warnings=prediction.warnings,
-    )
-
-
-def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if interval is None else (interval.low, interval.high)
+    at = wanted.at.columns()
+    if csv_export.MEDIA_TYPE in accept:
+        answer = csv_export.table_response(csv_chunks(stored.law, at, level=wanted.level), filename="predictions.csv")
+    else:
+        head = Predictions(
+            fit_id=str(stored.fit_id),
+            series_id=stored.series_id,
+            law=stored.law.law,
+            status=record.status,
+            level=wanted.level,
+            warnings=record.warnings,
+            predictions=(),
+        )
+        answer = StreamingResponse(json_chunks(head, stored.law, at), media_type="application/json")
+    answer.headers["Vary"] = "Accept"
+    answer.headers["Link"] = f'</v1/fits/{stored.fit_id}>; rel="describedby"'
+    if wanted.fit != "latest":
+        answer.headers["Cache-Control"] = IMMUTABLE
+    return answer
 
 
 def _find_fit(session: Session, wanted: PredictionRequest) -> StoredFit:

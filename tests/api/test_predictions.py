@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import uuid
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session, sessionmaker
 
+from api.models import Predictions
 from database.fits import load_fit
 from fitting.predict import predict_all
 from fitting.values import Point
@@ -75,6 +78,37 @@ def test_many_points_come_in_the_order_asked(reader: httpx.Client) -> None:
     assert values == sorted(values, reverse=True)
 
 
+@pytest.mark.parametrize("holdout", [None, "long_tokens=largest"])
+def test_answer_is_to_the_letter_what_its_model_would_write(reader: httpx.Client, holdout: str | None) -> None:
+    """It is put together from columns; numbers, nulls, flags and texts are those of `Predictions`."""
+    at = {"n_params": [1e-300, 5e4, 164224, 1e9], "short_tokens": 4000, "long_tokens": [512, 2048, 5e5, 1e-3]}
+    answer = reader.post("/v1/predictions", json={"at": at, "holdout": holdout})
+    read = Predictions.model_validate_json(answer.content)
+    assert read.model_dump_json() == answer.text
+    assert any(point.longppl is None for point in read.predictions)
+    assert any(len(point.warnings) > 1 for point in read.predictions)
+    assert {point.determined for point in read.predictions} >= ({True} if holdout is None else {False})
+
+
+@pytest.mark.parametrize("holdout", [None, "long_tokens=largest"])
+def test_table_holds_the_same_points(reader: httpx.Client, holdout: str | None) -> None:
+    at = {"n_params": [1e-300, 5e4, 164224, 1e9], "short_tokens": 4000, "long_tokens": [512, 2048, 5e5, 1e-3]}
+    table = reader.post("/v1/predictions", json={"at": at, "holdout": holdout}, headers={"Accept": "text/csv"})
+    assert (table.headers["content-type"], table.headers["vary"]) == ("text/csv; charset=utf-8", "Accept")
+    rows = list(csv.DictReader(io.StringIO(table.text, newline="")))
+    answer = _predict(reader, at, holdout=holdout)
+    assert table.links["describedby"]["url"] == f"/v1/fits/{answer['fit_id']}"
+    for row, point in zip(rows, answer["predictions"], strict=True):
+        point |= {f"extrapolation_{axis}": ratio for axis, ratio in point.pop("extrapolation").items()}
+        said = {name: text for name, text in row.items() if name not in ("determined", "warnings")}
+        assert {name: float(text) if text else None for name, text in said.items()} == {
+            name: point[name] for name in said
+        }
+        assert row["determined"] == str(point["determined"]).lower()
+        assert row["warnings"] == " | ".join(point["warnings"])
+        assert row.keys() == point.keys()
+
+
 def test_latest_fit_may_be_the_one_with_a_holdout(reader: httpx.Client, measured: Measured) -> None:
     answer = _predict(
         reader, {"n_params": 5e4, "short_tokens": 4000, "long_tokens": 4000}, holdout="long_tokens=largest"
@@ -120,7 +154,32 @@ def test_wrong_request_names_the_place(reader: httpx.Client, body: dict[str, Any
     assert [item["pointer"] for item in answer.json()["errors"]] == [place]
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(0, "greater than 0"), ("1e9", "valid number"), (True, "valid number"), (None, "valid number")],
+)
+def test_first_wrong_elements_of_a_long_list_are_named(reader: httpx.Client, wrong: Any, message: str) -> None:
+    """However many there are: saying all of a million would take longer than the predictions."""
+    sizes = [1.0, *[wrong] * 99_999]
+    answer = reader.post("/v1/predictions", json={"at": {"n_params": 1, "short_tokens": sizes, "long_tokens": 1}})
+    assert answer.status_code == 422
+    assert [item["pointer"] for item in answer.json()["errors"]] == [f"/at/short_tokens/{n}" for n in range(1, 51)]
+    assert all(message in item["message"] for item in answer.json()["errors"])
+    assert answer.json()["detail"].endswith("more)")
+    sizes[1:-1] = [2] * 99_998
+    one = reader.post("/v1/predictions", json={"at": {"n_params": sizes, "short_tokens": 1, "long_tokens": 1}})
+    assert [item["pointer"] for item in one.json()["errors"]] == ["/at/n_params/99999"]
+
+
+def test_list_above_the_limit_is_refused(reader: httpx.Client) -> None:
+    answer = reader.post(
+        "/v1/predictions", json={"at": {"n_params": 1, "short_tokens": 1, "long_tokens": [0] * 1_000_001}}
+    )
+    assert [item["pointer"] for item in answer.json()["errors"]] == ["/at/long_tokens"]
+    assert "at most 1000000 items" in answer.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "1" + 400 * "0", f"[1, {'1' + 400 * '0'}]"])
 def test_number_that_is_none_is_refused(reader: httpx.Client, number: str) -> None:
     content = '{"at": {"n_params": NUMBER, "short_tokens": 1, "long_tokens": 1}}'.replace("NUMBER", number)
     answer = reader.post("/v1/predictions", content=content, headers={"Content-Type": "application/json"})

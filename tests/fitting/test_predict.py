@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fitting.errors import InvalidPointError, UnknownLawError
 from fitting.joint import fit
 from fitting.laws import LONG_CONTEXT
-from fitting.predict import log_longppl, predict, predict_all
+from fitting.predict import log_longppl, predict, predict_all, predict_columns
 from fitting.values import FittedLaw, Interval, Point, Ranges
 from tests.fitting.toy_law import ONE_LONG_BUDGET, TOY, toy_observations
 
@@ -109,6 +109,46 @@ def test_many_points_are_answered_as_one_by_one() -> None:
     points = [Point(n_params=1e8 * k, short_tokens=1e9 * k, long_tokens=1e9) for k in range(1, 30)]
     assert predict_all(stored(), points) == [predict(stored(), point) for point in points]
     assert predict_all(stored(), []) == []
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from([1e8, 5e8, 1e9, 2e9, 3e9, 7e10, 1e11])] * 3), min_size=1, max_size=20),
+    st.sets(st.sampled_from(["alpha", "beta_s", "B_l", "beta_l", "C"])),
+)
+def test_columns_are_what_single_points_are_answered(
+    sizes: list[tuple[float, float, float]], is_open: set[str]
+) -> None:
+    """Values, intervals, ratios, and every warning in its order, to the bit."""
+    law = stored(not_identifiable=tuple(is_open), parameters=(*TOY[:6], -1.2))
+    columns = predict_columns(law, *zip(*sizes, strict=True))
+    beyond = [np.broadcast_to(ratio, len(sizes)) for ratio in columns.extrapolation]
+    for row, (n, short, long) in enumerate(sizes):
+        one = predict(law, Point(n_params=n, short_tokens=short, long_tokens=long))
+        assert columns.value[row] == one.value
+        for low, high, interval in (
+            (columns.low, columns.high, one.interval),
+            (columns.prediction_low, columns.prediction_high, one.prediction_interval),
+        ):
+            assert (None if np.isnan(low[row]) else Interval(low=low[row], high=high[row])) == interval
+        assert tuple(ratio[row] for ratio in beyond) == one.extrapolation.axes
+        assert columns.determined[row] == one.determined
+        assert columns.warnings[row] == one.warnings
+
+
+def test_number_holds_for_all_points_of_a_column() -> None:
+    """What is evaluated once and what is evaluated for each point is the same number."""
+    long = np.geomspace(1e7, 1e12, 1001)
+    once = predict_columns(stored(), 6e9, 5e8, long)
+    each = predict_columns(stored(), np.full(1001, 6e9), np.full(1001, 5e8), long)
+    for name in ("value", "low", "high", "prediction_low", "prediction_high"):
+        assert np.array_equal(getattr(once, name), getattr(each, name))
+    assert once.warnings == each.warnings
+
+
+@pytest.mark.parametrize("short", [[1e9, 2e9], [[1e9], [2e9], [3e9]]])
+def test_columns_of_different_shapes_are_refused(short: object) -> None:
+    with pytest.raises(InvalidPointError, match=r"one length, not arrays of the shapes N \(3,\), D_s"):
+        predict_columns(stored(), [1e8, 1e9, 2e9], short, 1e9)  # type: ignore[arg-type]
 
 
 def test_axis_not_varied_determines_its_own_value_only() -> None:
