@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from database import submission
 from orchestrator.errors import GridError, Problem
 from orchestrator.grid import Grid
-from orchestrator.plan import plan
+from orchestrator.layout import Layout, lay_out
+from orchestrator.plan import plan_of
 from orchestrator.plan_values import Known, KnownSegment, Plan, PlannedSegment
 
 
@@ -22,13 +23,23 @@ class SubmittedGrid:
     plan: Plan
 
 
-def known(session: Session, grid: Grid) -> Known:
-    """What the database already has, or has under way, of all that `grid` needs.
+def known(session: Session, layout: Layout, *, hold: bool = False) -> Known:
+    """What the database already has, or has under way, of all that a grid needs.
 
-    Raises:
-        GridError: see `orchestrator.plan.plan`.
+    Args:
+        hold: it stays so until the transaction ends.
     """
-    return _known(session, plan(grid), hold=False)
+    work = submission.known_work(
+        session, segment_keys=layout.segment_ids, evaluation_keys=layout.evaluation_keys, hold=hold
+    )
+    return Known(
+        segments={
+            steps.segment_key: KnownSegment(saved_steps=steps.saved, scheduled_steps=steps.scheduled)
+            for steps in work.segments
+        },
+        evaluated=work.evaluated,
+        in_flight=work.in_flight,
+    )
 
 
 def submit(session: Session, grid: Grid, *, document: Any) -> SubmittedGrid:
@@ -42,29 +53,13 @@ def submit(session: Session, grid: Grid, *, document: Any) -> SubmittedGrid:
     Raises:
         GridError: see `orchestrator.plan.plan`; also if the plan costs more than the grid's own cap. Nothing is stored.
     """
-    planned = plan(grid, _known(session, plan(grid), hold=True))
+    layout = lay_out(grid)
+    planned = plan_of(layout, known(session, layout, hold=True))
     cap = grid.budget.gpu_hours
     if cap is not None and planned.gpu_hours > cap:
         message = f"the plan needs {planned.gpu_hours:.4g} GPU-hours, the cap is {cap:g}: raise it or ask for less"
         raise GridError([Problem(pointer="/budget/gpu_hours", message=message)])
     return SubmittedGrid(grid_id=submission.store(session, _submission(grid, planned, document)), plan=planned)
-
-
-def _known(session: Session, planned: Plan, *, hold: bool) -> Known:
-    work = submission.known_work(
-        session,
-        segment_keys=[segment.id for segment in planned.segments],
-        evaluation_keys=[evaluation.key for evaluation in planned.evaluations],
-        hold=hold,
-    )
-    return Known(
-        segments={
-            steps.segment_key: KnownSegment(saved_steps=steps.saved, scheduled_steps=steps.scheduled)
-            for steps in work.segments
-        },
-        evaluated=work.evaluated,
-        in_flight=work.in_flight,
-    )
 
 
 def _submission(grid: Grid, planned: Plan, document: Any) -> submission.Submission:

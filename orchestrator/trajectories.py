@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from orchestrator.cells import AskedCell, decay_steps_for
@@ -22,8 +22,6 @@ from workers.spec import (
     ShortStage,
 )
 
-_UNKNOWN = KnownSegment()
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draft:
@@ -37,12 +35,17 @@ class Draft:
     scale: str
     parent: Draft | None
     start_steps: tuple[int, ...]
-    existing: list[int]
     execution: Execution
     saves: set[int] = field(default_factory=set)
+    existing: list[int] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
     missing: set[int] = field(default_factory=set)
     cells: int = 0
+
+    def meet(self, known: KnownSegment) -> None:
+        """Takes note of what exists; nothing is needed or missing then, until somebody says so."""
+        self.existing = sorted(known.saved_steps | known.scheduled_steps)
+        self.needed, self.missing = set(), set()
 
     def start_before(self, step: int) -> int:
         """The latest existing step below `step`; 0 is the segment's beginning."""
@@ -118,10 +121,9 @@ class Trajectories:
     `segments` holds every segment once, by id, parents before their children.
     """
 
-    def __init__(self, protocol: Protocol, known: Mapping[str, KnownSegment]) -> None:
+    def __init__(self, protocol: Protocol) -> None:
         self.segments: dict[str, Draft] = {}
         self._protocol = protocol
-        self._known = known
         self._by_place: dict[tuple[object, ...], Trajectory] = {}
         self._short_stages: dict[tuple[object, ...], tuple[Draft, Draft]] = {}
 
@@ -256,14 +258,12 @@ class Trajectories:
         )
         key = segment.id
         if key not in self.segments:
-            seen = self._known.get(key, _UNKNOWN)
             self.segments[key] = Draft(
                 id=key,
                 segment=segment,
                 scale=scale.name,
                 parent=parent,
                 start_steps=start_steps,
-                existing=sorted(seen.saved_steps | seen.scheduled_steps),
                 execution=scale.execution,
             )
         return self.segments[key]

@@ -29,7 +29,8 @@ from orchestrator.errors import Problem
 from orchestrator.grid import Grid, parse_grid
 from orchestrator.grid_file import MAX_DOCUMENT_BYTES, DocumentFormat, read_document
 from orchestrator.grid_problems import pointer
-from orchestrator.plan import plan
+from orchestrator.layout import lay_out
+from orchestrator.plan import plan_of
 from orchestrator.plan_document import plan_document
 from orchestrator.recipe import ReferenceSettings
 from orchestrator.submit import known, submit
@@ -85,9 +86,10 @@ def plan_grid(submission: Submission, sessions: Sessions) -> dict[str, Any]:
     `cells`, `segments` and `evaluations` are counts; `tokens`, `flops`, `gpu_hours` and `checkpoint_bytes` price what
     is missing; the lists are in `*_detail`.
     """
+    layout = lay_out(submission.grid)
     with reading(sessions) as session:
-        seen = known(session, submission.grid)
-    document = plan_document(plan(submission.grid, seen))
+        seen = known(session, layout)
+    document = plan_document(plan_of(layout, seen))
     document["warnings"] += [
         {"pointer": problem.pointer, "message": f"{problem.message}: what exists for it is not known here"}
         for problem in _unresolved(submission.grid)

@@ -26,6 +26,7 @@ from database.models import (
 )
 from orchestrator.errors import GridError
 from orchestrator.grid import parse_grid
+from orchestrator.layout import lay_out
 from orchestrator.submit import known, submit
 from tests.database.work_rows import CORPUS, checkpoint_of, next_segment, run_all, scheduler_row, submitted, train
 from tests.orchestrator.tiny_grid import tiny_document
@@ -172,7 +173,7 @@ def test_known_tells_saved_from_scheduled(engine: Engine) -> None:
     assert trunk is not None
     train(engine, trunk)
     with Session(engine) as session:
-        seen = known(session, parse_grid(tiny_document(CORPUS, widths=(16,), short_steps=(27,))))
+        seen = known(session, lay_out(parse_grid(tiny_document(CORPUS, widths=(16,), short_steps=(27,)))))
     steps = {frozenset(s.saved_steps): frozenset(s.scheduled_steps) for s in seen.segments.values()}
     assert steps[frozenset({24})] == frozenset()
     assert {frozenset({3}), frozenset({8, 16})} == {
