@@ -424,7 +424,10 @@ class Scheduler(Base):
 
 
 class Observation(Base):
-    """A row the law is fitted to: y = log_longppl at (N, D_s, D_l). Never changed and never deleted: fits name it."""
+    """A row the law is fitted to: y = log_longppl at (N, D_s, D_l). Never changed and never deleted: fits name it.
+
+    A row that was run is known by its evaluation, an imported one by its sizes and seeds.
+    """
 
     __tablename__ = "observations"
     id: Mapped[int] = _id()
@@ -443,6 +446,17 @@ class Observation(Base):
     created_at: Mapped[dt.datetime] = _created()
     __table_args__ = (
         UniqueConstraint("series_id", "evaluation_key"),
+        Index(
+            "uq_observations_imported",
+            "series_id",
+            "n_params",
+            text("coalesce(short_tokens, 0)"),
+            "long_tokens",
+            "short_seed",
+            "long_seed",
+            unique=True,
+            postgresql_where=text("source = 'imported'"),
+        ),
         Index(None, "series_id", "id"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens > 0", name="sizes"),
         CheckConstraint(_finite("y", "y_se"), name="y"),

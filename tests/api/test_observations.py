@@ -23,7 +23,7 @@ _VALUES = {
     "short_seed": 0,
     "long_seed": 0,
     "cluster": "c",
-    "source": "imported",
+    "source": "run",
 }
 
 

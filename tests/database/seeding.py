@@ -82,7 +82,7 @@ def add_observations(
             short_tokens=d_s,
             long_tokens=d_l,
             short_seed=0,
-            long_seed=0,
+            long_seed=seed,
             cluster=f"{scale}-{d_s}",
             y=float(log_longppl(parameters, n, d_s, d_l)) + float(noise * rng.standard_normal()),
             source="imported",

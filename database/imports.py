@@ -1,0 +1,179 @@
+"""Observations that were not run here: results of somebody else's trainer, in series of their own.
+
+A series of imports is what its description says, and its id is the hash of that: rows that come later under the same
+description extend it, and no series of a grid can have the same id. A row is known by N, D_s, D_l and seeds; rows never
+change, so one that comes again must come with the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from database.errors import Conflict, ObservationConflictError
+from database.events import record_event
+from database.models import Evaluator, Observation, Series
+from database.reading import distinct_points
+from workers.spec import content_hash
+
+Identity = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedSeries:
+    """What an import says of its rows: one fit may pool those that agree in all of it.
+
+    `evaluator` and `family` are names for whoever measured and for the recipe; where they are the series' own name,
+    nothing else is known to be measured or trained alike.
+    """
+
+    name: str
+    protocol: str
+    rule: str
+    metric: str
+    evaluator: str
+    family: str
+
+    @property
+    def id(self) -> str:
+        return content_hash({"imported": self})
+
+    @property
+    def label(self) -> str:
+        metric = () if self.metric == "log_longppl" else (self.metric,)
+        said = {"recipe": self.family, "evaluator": self.evaluator}
+        named = (f"{what} {name}" for what, name in said.items() if name != self.name)
+        return f"{self.name}: {', '.join((*metric, self.protocol, self.rule))} ({', '.join(('imported', *named))})"
+
+    @property
+    def evaluator_spec(self) -> dict[str, str]:
+        """Stands where an evaluator's specification does; no evaluation ever reads it."""
+        return {"imported": self.evaluator}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedRow:
+    """A row to import. `y` is the series' metric in nats, `y_se` its standard error; D_s may be unknown."""
+
+    scale: str
+    n_params: int
+    short_tokens: int | None
+    long_tokens: int
+    short_seed: int
+    long_seed: int
+    cluster: str
+    y: float
+    y_se: float | None
+
+    @property
+    def identity(self) -> Identity:
+        return _identity(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What an import came to. `points` are the distinct (N, D_s, D_l) of the whole series that the law can use."""
+
+    series_id: str
+    label: str
+    inserted: int
+    found_again: int
+    points: int
+
+
+def import_observations(session: Session, series: ImportedSeries, rows: Sequence[ImportedRow]) -> Imported:
+    """Adds rows to a series of imports; those that are there already are found again.
+
+    Any number of transactions may do so at once: a row that two of them bring is stored once.
+
+    Raises:
+        ObservationConflictError: rows contradict one another or what is stored; the transaction must be rolled back.
+    """
+    first: dict[Identity, int] = {}
+    repeated = [(at, index) for index, row in enumerate(rows) if (at := first.setdefault(row.identity, index)) != index]
+    _refuse([conflict for at, index in repeated if (conflict := _conflict(index, rows[index], rows[at], row=at))])
+    _store_series(session, series)
+    new = _insert(session, series.id, [rows[index] for _, index in sorted(first.items())])  # in one order: no deadlocks
+    if len(new) < len(first):
+        there = select(Observation).where(Observation.series_id == series.id, Observation.source == "imported")
+        stored = {_identity(row): row for row in session.scalars(there)}
+        known = [(index, stored[identity]) for identity, index in first.items() if identity not in new]
+        _refuse([conflict for index, row in known if (conflict := _conflict(index, rows[index], row))])
+    if new:
+        record_event(session, "observations_imported", series.id, label=series.label, observations=len(new))
+        session.flush()
+    return Imported(
+        series_id=series.id,
+        label=series.label,
+        inserted=len(new),
+        found_again=len(rows) - len(new),
+        points=distinct_points(session, series.id),
+    )
+
+
+def _store_series(session: Session, series: ImportedSeries) -> None:
+    evaluator_id = content_hash(series.evaluator_spec)
+    evaluator = insert(Evaluator).values(id=evaluator_id, spec=series.evaluator_spec)
+    session.execute(evaluator.on_conflict_do_nothing())
+    session.execute(
+        insert(Series)
+        .values(
+            id=series.id,
+            family=series.family,
+            protocol=series.protocol,
+            rule=series.rule,
+            evaluator_id=evaluator_id,
+            metric=series.metric,
+            label=series.label,
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def _insert(session: Session, series_id: str, rows: Sequence[ImportedRow]) -> set[Identity]:
+    """Inserts what is not there; which those are."""
+    names = [field.name for field in fields(ImportedRow)]
+    columns = (
+        Observation.n_params,
+        Observation.short_tokens,
+        Observation.long_tokens,
+        Observation.short_seed,
+        Observation.long_seed,
+    )
+    values = [
+        {"series_id": series_id, "source": "imported", **{name: getattr(row, name) for name in names}} for row in rows
+    ]
+    inserted = session.execute(insert(Observation).on_conflict_do_nothing().returning(*columns), values)
+    return {(n, short or 0, long, seed, long_seed) for n, short, long, seed, long_seed in inserted}
+
+
+def _identity(row: ImportedRow | Observation) -> Identity:
+    """As the unique index of imported observations has it."""
+    return (row.n_params, row.short_tokens or 0, row.long_tokens, row.short_seed, row.long_seed)
+
+
+def _conflict(
+    index: int, given: ImportedRow, other: ImportedRow | Observation, *, row: int | None = None
+) -> Conflict | None:
+    """The first thing that two rows of one identity differ in."""
+    for field in fields(ImportedRow):
+        asked, there = getattr(given, field.name), getattr(other, field.name)
+        if asked != there:
+            return Conflict(
+                row=index,
+                with_row=row,
+                observation_id=other.id if isinstance(other, Observation) else None,
+                column=field.name,
+                given=asked,
+                other=there,
+            )
+    return None
+
+
+def _refuse(conflicts: Sequence[Conflict]) -> None:
+    if conflicts:
+        raise ObservationConflictError(conflicts)
