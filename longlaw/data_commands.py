@@ -16,10 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from longlaw.local_store import local_store, tokenizer_at
+from workers.conversations import PLAIN_CHAT, chat_of
 from workers.corpus import Manifest, corpus_names, find_corpus, open_corpus
-from workers.corpus_build import HeldOutSource, build_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_rows import RowFields
-from workers.corpus_sources import CorpusSource, DocumentsBy, TorchSource, source_at
+from workers.corpus_sources import CorpusSource, DocumentsBy, HeldOutSource, TorchSource, source_at
 from workers.corpus_tokenizer import Report
 from workers.errors import CorpusError, StoreError
 from workers.mixture import describe_packing
@@ -68,6 +69,17 @@ def build(
     ids_field: Annotated[
         str | None, typer.Option(help="Field that holds token ids instead, made by the given tokenizer.")
     ] = None,
+    prompt_field: Annotated[
+        str | None, typer.Option(help="Field that holds a prompt; only the answer to it is learned.")
+    ] = None,
+    answer_field: Annotated[str | None, typer.Option(help="Field that holds the answer to that prompt.")] = None,
+    messages_field: Annotated[
+        str | None,
+        typer.Option(help="Field that holds messages, each a role and a content; only the assistant's are learned."),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="File with the chat template for messages, if not the tokenizer's own.")
+    ] = None,
     group_by: Annotated[
         str | None, typer.Option(help="Field whose equal values make one document of their rows: a repository's name.")
     ] = None,
@@ -96,13 +108,26 @@ def build(
         if end_of_text is not None and tokenizer is None:
             raise CorpusError("--end-of-text names a token of --tokenizer: give that too")
         root = local_store(store)
-        taken, own_name = _source(source, documents, RowFields(text=text_field, ids=ids_field, group=group_by))
+        tokenizer_file = None if tokenizer is None else tokenizer_at(root, tokenizer)
+        rows = RowFields(
+            text=text_field,
+            ids=ids_field,
+            group=group_by,
+            prompt=prompt_field,
+            answer=answer_field,
+            messages=messages_field,
+            chat=PLAIN_CHAT if messages_field is None else chat_of(tokenizer_file, chat_template),
+        )
+        if rows.turns and source in (TORCH_SOURCE, NO_SOURCE):
+            raise CorpusError(f"{source} has no rows: --prompt-field, --answer-field and --messages-field read rows")
+        if chat_template is not None and messages_field is None:
+            raise CorpusError("--chat-template writes messages: give --messages-field")
+        taken, own_name = _source(source, documents, rows)
         name = own_name if name is None else name
         before = corpus_names(root).get(name)
         if held_out is not None:
-            rows = RowFields(text=held_out_field, ids=held_out_ids_field)
             kept_apart = HeldOutSource(
-                source=source_at(held_out, rows=rows),
+                source=source_at(held_out, rows=RowFields(text=held_out_field, ids=held_out_ids_field)),
                 min_tokens=min_tokens,
                 max_tokens=max_tokens,
                 first=first,
@@ -121,7 +146,7 @@ def build(
             store=root,
             name=name,
             vocab_size=vocab_size,
-            tokenizer_file=None if tokenizer is None else tokenizer_at(root, tokenizer),
+            tokenizer_file=tokenizer_file,
             end_of_text=end_of_text,
             max_bytes=max_bytes or (TORCH_BYTES if source == TORCH_SOURCE else None),
             long_share=long_share,
@@ -227,6 +252,7 @@ def _source(source: str, documents: DocumentsBy, rows: RowFields) -> tuple[Corpu
 
 
 def _summary(name: str, manifest: Manifest) -> dict[str, Any]:
+    answers = {} if manifest.answers is None else {"answers": dataclasses.asdict(manifest.answers)}
     return {
         "name": name,
         "hash": manifest.hash,
@@ -239,6 +265,7 @@ def _summary(name: str, manifest: Manifest) -> dict[str, Any]:
             "held_out": manifest.held_out_tokens,
         },
         "documents": {split: len(manifest.of(split)) for split in ("short", "long", "held_out")},
+        **answers,
     }
 
 
@@ -247,7 +274,7 @@ def _print_json(value: Any) -> None:
 
 
 def _print_corpora(corpora: list[tuple[str, Manifest]]) -> None:
-    """Two lines for each: a hash is there to be copied, and no table of eighty columns holds it."""
+    """Two or three lines for each: a hash is there to be copied, and no table of eighty columns holds it."""
     for name, manifest in corpora:
         typer.echo(f"{name}  {manifest.hash}")
         typer.echo(
@@ -255,6 +282,13 @@ def _print_corpora(corpora: list[tuple[str, Manifest]]) -> None:
             f"tokens: {manifest.short_tokens:,} short, {manifest.long_tokens:,} long, "
             f"{manifest.held_out_tokens:,} held out"
         )
+        if (answers := manifest.answers) is not None:
+            chat = {"joined": "prompt and answer", "plain": "messages, written plainly"}.get(answers.chat)
+            typer.echo(
+                f"  learned: the answers, {answers.short_tokens:,} tokens short, {answers.long_tokens:,} long; rows of "
+                f"{chat or f'messages, by the chat template {str(answers.template)[:12]}'}; "
+                f"{answers.left_out:,} without an answer left out"
+            )
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from longlaw.local_store import local_store, tokenizer_at
 from workers.corpus import Corpus, corpus_names, open_corpus
-from workers.corpus_build import HeldOutSource, build_corpus
-from workers.corpus_sources import source_at
+from workers.corpus_build import build_corpus
+from workers.corpus_sources import HeldOutSource, source_at
 from workers.errors import CorpusError, ReferenceModelError
 from workers.longppl import measure
 from workers.progress import Report

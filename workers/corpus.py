@@ -6,6 +6,7 @@ A corpus lies in `<store>/corpora/<hash>/`:
     tokenizer.json   the tokenizer, as `tokenizers` writes it
     short.bin        tokens of the short stage's documents, each followed by the end-of-text token
     long.bin         the same for the long stage
+    short_answers.bin, long_answers.bin   which of those tokens are answers, a bit each; where rows hold answers alone
     held_out.bin     tokens of the held-out documents, without separators
     held_out_spans.bin   int32 pairs: characters of its document that each held-out token covers
     held_out.txt     text of the held-out documents, UTF-8, one after another
@@ -29,6 +30,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from workers import mirror
+from workers.answers import AnswerMarks
 from workers.errors import CorpusError
 from workers.spec import Split, content_hash, optional
 
@@ -69,8 +71,24 @@ class HeldOutOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersOrigin:
+    """Which training tokens are answers: their numbers, with separators that end an answer.
+
+    `chat` is how rows were written, `joined`, `plain` or `template`; `template` the sha256 of a chat template's text.
+    `left_out` are the rows that had no answer.
+    """
+
+    chat: str
+    template: str | None
+    short_tokens: int
+    long_tokens: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a corpus holds. Token counts of the training splits include separators."""
+    """What a corpus holds. Token counts of the training splits include separators. Without `answers`, every token is
+    there to be learned."""
 
     format: int
     source: str
@@ -83,6 +101,7 @@ class Manifest:
     documents: tuple[DocumentEntry, ...]
     files: tuple[FileEntry, ...]
     held_out_origin: HeldOutOrigin | None = optional(None)
+    answers: AnswersOrigin | None = optional(None)
 
     @property
     def hash(self) -> str:
@@ -99,6 +118,11 @@ class Manifest:
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The numbers that token files hold."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def answers_file(split: Split) -> str:
+    """Where the marks of a split's answers lie."""
+    return f"{split}_answers.bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +156,12 @@ class Corpus:
         if not self.manifest.of(split):
             raise CorpusError(f"corpus {self.hash} has nothing to train on: it holds held-out documents alone")
         return np.memmap(self.path / f"{split}.bin", dtype=self.manifest.token_dtype, mode="r")
+
+    def answers(self, split: Split) -> AnswerMarks | None:
+        """Which of `tokens` are answers; None where all are there to be learned."""
+        if self.manifest.answers is None:
+            return None
+        return AnswerMarks(bits=np.memmap(self.path / answers_file(split), dtype=np.uint8, mode="r"))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -217,9 +247,13 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 def _manifest(fields: dict[str, Any]) -> Manifest:
     documents = tuple(DocumentEntry(**entry) for entry in fields.pop("documents"))
     files = tuple(FileEntry(**entry) for entry in fields.pop("files"))
-    origin = fields.pop("held_out_origin", None)
+    origin, answers = fields.pop("held_out_origin", None), fields.pop("answers", None)
     return Manifest(
-        documents=documents, files=files, held_out_origin=HeldOutOrigin(**origin) if origin else None, **fields
+        documents=documents,
+        files=files,
+        held_out_origin=HeldOutOrigin(**origin) if origin else None,
+        answers=AnswersOrigin(**answers) if answers else None,
+        **fields,
     )
 
 

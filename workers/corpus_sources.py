@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from workers.corpus import HeldOutOrigin
 from workers.corpus_rows import (
     TEXT_ROWS,
     Row,
@@ -31,10 +32,13 @@ _ROWS_OF: dict[str, Callable[[Path, str, RowFields], Iterator[Row]]] = {".jsonl"
 
 
 class CorpusSource(Protocol):
-    """Something that lists documents. `label` is written into the manifest."""
+    """Something that lists documents. `label` is written into the manifest; `rows` says what documents hold."""
 
     @property
     def label(self) -> str: ...
+
+    @property
+    def rows(self) -> RowFields: ...
 
     def documents(self) -> list[SourceDocument]:
         """All documents, in an order of the source's own.
@@ -46,10 +50,33 @@ class CorpusSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutSource:
+    """Held-out documents with a source of their own, taken in its order: the first `first` (None: all) of those that
+    have at least `min_tokens` tokens, each cut after `max_tokens`.
+
+    Tokens are the corpus's own, but where rows hold token ids: those are counted and cut as they are, turned into text
+    by the tokenizer that made them (`ids_tokenizer`, else the corpus's), and the text is tokenized like any other.
+    """
+
+    source: CorpusSource
+    min_tokens: int = 1
+    max_tokens: int | None = None
+    first: int | None = None
+    ids_tokenizer: Path | None = None
+
+    @property
+    def origin(self) -> HeldOutOrigin:
+        return HeldOutOrigin(
+            source=self.source.label, min_tokens=self.min_tokens, max_tokens=self.max_tokens, first=self.first
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSource:
     """The `.py` sources of the installed torch package, one document per directory. torch is not imported."""
 
     label: str = "torch"
+    rows: RowFields = TEXT_ROWS
 
     def documents(self) -> list[SourceDocument]:
         spec = importlib.util.find_spec("torch")
@@ -86,6 +113,10 @@ class FolderSource:
         for path in files:
             _check_name(path.relative_to(root))
         texts = [path for path in files if path.suffix not in _ROWS_OF]
+        if texts and self.rows.turns:
+            raise CorpusError(
+                f"{texts[0]} is no .jsonl or .parquet file, which alone hold {self.rows.wanted}: take it out"
+            )
         if self.documents_by != "file":
             found = _by_directory(texts, root=root, deep=self.documents_by == "repository")
         else:
@@ -93,7 +124,10 @@ class FolderSource:
         found = [document for document in found if document.n_bytes]
         found += documents_of_rows(self._rows([path for path in files if path.suffix in _ROWS_OF], root))
         if not found:
-            raise CorpusError(f"{self.path} holds no text: expected non-empty text, .jsonl or .parquet files")
+            raise CorpusError(
+                f"{self.path} holds no {self.rows.wanted}: expected non-empty"
+                f" {'' if self.rows.turns else 'text, '}.jsonl or .parquet files"
+            )
         return found
 
     def _rows(self, files: list[Path], root: Path) -> Iterator[Row]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from workers.conversations import Exchange
 from workers.corpus_rows import SourceDocument
 from workers.errors import CorpusError
 
@@ -42,6 +43,8 @@ def train_tokenizer(documents: Sequence[SourceDocument], vocab_size: int, report
         done = 0
         for document in documents:
             text = document.read()
+            if isinstance(text, Exchange):
+                text = text.written(document.id).text
             if not isinstance(text, str):
                 raise CorpusError(f"{document.id} holds token ids: give the tokenizer that made them")
             yield text

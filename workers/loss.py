@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from workers.answers import IGNORED
 from workers.hidden_states import last_hidden_states
 
 #: Logits that exist at once, as numbers of float32 (256 MiB): 512 positions with a vocabulary of 131,072.
@@ -30,10 +31,10 @@ class NextTokenLoss(nn.Module):
     def forward(
         self, inputs: Tensor, targets: Tensor, scale: float, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The objective of `linear_cross_entropy` and the summed loss of all targets.
+        """The objective of `linear_cross_entropy` and the summed loss of all targets that count.
 
         `inputs`, `targets` and `positions` are those of `workers.mixture.Batch`; `scale` turns the sum over these
-        tokens into their part of the mean over the global batch.
+        targets into their part of the mean over the global batch.
         """
         hidden = last_hidden_states(self.model, inputs, positions)
         head = self.model.get_output_embeddings().weight
@@ -50,7 +51,7 @@ def linear_cross_entropy(
     Args:
         hidden: (positions, width).
         head: (vocabulary, width).
-        targets: int64 of shape (positions,).
+        targets: int64 of shape (positions,). Where it is `IGNORED`, a position has no part in anything.
         z_loss: Weight of the squared log-partition (Chowdhery et al. 2022, section 5).
         block: Positions at once; by default as many as `LOGITS_AT_ONCE` allows.
 
@@ -60,6 +61,9 @@ def linear_cross_entropy(
     """
     if hidden.is_cuda and importlib.util.find_spec("liger_kernel"):
         return _by_liger(hidden, head, targets, scale, z_loss)
+    counted = targets != IGNORED
+    if not counted.all():
+        hidden, targets = hidden[counted], targets[counted]
     block = block or max(1, LOGITS_AT_ONCE // len(head))
     found: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, head, targets, scale, z_loss, block)  # type: ignore[no-untyped-call]
     return found
@@ -118,7 +122,11 @@ def _by_liger(hidden: Tensor, head: Tensor, targets: Tensor, scale: float, z_los
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     loss = LigerFusedLinearCrossEntropyLoss(
-        reduction="sum", lse_square_scale=z_loss, return_z_loss=True, accum_dtype=torch.float32
+        ignore_index=IGNORED,
+        reduction="sum",
+        lse_square_scale=z_loss,
+        return_z_loss=True,
+        accum_dtype=torch.float32,
     )
     found = loss(head, hidden, targets)
     return scale * found.loss, (found.loss - found.z_loss).detach().double()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from workers.answers import IGNORED, AnswerMarks
 from workers.corpus import Corpus, Tokens, open_corpus
 from workers.errors import CorpusError
 from workers.order import Turns
-from workers.packing import DocumentPacking, Packing, StreamPacking, documents_of
+from workers.packing import DocumentPacking, Packing, Sequence, StreamPacking, documents_of
 from workers.spec import BlendedSource, DataMix, Split, content_hash
 from workers.spec import Packing as PackingName
 
@@ -21,9 +23,10 @@ from workers.spec import Packing as PackingName
 class Batch:
     """Sequences of one length, int64 of shape (sequences, seq_len) each.
 
-    `targets` hold the token after each input. `positions`, with packing "documents", count from 0 in every document, so
-    that a 0 is where the next one begins; None where each sequence is one text. Nothing is padded and nothing masked:
-    every input has a target and counts as one token of the budget, in the same way with both packings.
+    `targets` hold the token after each input, or `IGNORED` where a corpus marks answers and that token is none.
+    `positions`, with packing "documents", count from 0 in every document, so that a 0 is where the next one begins;
+    None where each sequence is one text. Nothing is padded: every input counts as one token of the budget, in the same
+    way with both packings, and whether or not its target counts in the loss.
     """
 
     inputs: npt.NDArray[np.int64]
@@ -33,15 +36,32 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """One source of a mixture. `salt` makes its order its own; the main source's is None."""
+    """One source of a mixture. `salt` makes its order its own; the main source's is None. `answers` are the only
+    targets that count; None where all do."""
 
     tokens: Tokens
+    answers: AnswerMarks | None
     packing: Packing
     copied_spans: float
     salt: str | None
 
     def seed(self, seed: int) -> int:
         return seed if self.salt is None else int(content_hash([seed, self.salt])[:16], 16)
+
+    def read(self, seed: int, position: int) -> Sequence:
+        """The sequence at a position of the source's own order."""
+        seed = self.seed(seed)
+        sequence = self.packing.read(self.tokens, seed=seed, position=position, copied_spans=self.copied_spans)
+        if self.answers is None:
+            return sequence
+        counted = self.packing.answered(self.answers, seed=seed, position=position)
+        return replace(sequence, targets=np.where(counted, sequence.targets, IGNORED))
+
+    def counted(self, seed: int, position: int) -> int | None:
+        """Targets of that sequence that count in the loss; None: all."""
+        if self.answers is None:
+            return None
+        return int(self.packing.answered(self.answers, seed=self.seed(seed), position=position).sum())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,21 +78,24 @@ class TrainingData:
 
         So a resume, another batch size, several processes or readers ahead of time get the same sequences.
         """
-        sequences = []
-        for position in range(first, first + count):
-            index, rank = self.turns.at(position)
-            source = self.sources[index]
-            sequences.append(
-                source.packing.read(
-                    source.tokens, seed=source.seed(seed), position=rank, copied_spans=source.copied_spans
-                )
-            )
+        sequences = [source.read(seed, rank) for source, rank in self._places(first, count)]
         positions = [sequence.positions for sequence in sequences if sequence.positions is not None]
         return Batch(
             inputs=np.stack([sequence.inputs for sequence in sequences]),
             targets=np.stack([sequence.targets for sequence in sequences]),
             positions=np.stack(positions) if positions else None,
         )
+
+    def counted_targets(self, *, seed: int, first: int, count: int) -> int:
+        """Targets of those sequences that count in the loss, found without reading a token."""
+        counted = [source.counted(seed, rank) for source, rank in self._places(first, count)]
+        return sum(self.seq_len if of_sequence is None else of_sequence for of_sequence in counted)
+
+    def _places(self, first: int, count: int) -> Iterator[tuple[Source, int]]:
+        """The source of each position, and the position in its own order."""
+        for position in range(first, first + count):
+            index, rank = self.turns.at(position)
+            yield self.sources[index], rank
 
 
 def open_training_data(store: Path, data: DataMix, *, seq_len: int, vocab_size: int | None = None) -> TrainingData:
@@ -84,8 +107,8 @@ def open_training_data(store: Path, data: DataMix, *, seq_len: int, vocab_size: 
         vocab_size: Tokens that the model knows; a corpus with more is refused.
 
     Raises:
-        CorpusError: if a corpus is missing, too small or of another tokenizer, or the shares are no shares. The message
-            names the corpus.
+        CorpusError: if a corpus is missing, too small or of another tokenizer, the shares are no shares, or spans are
+            to be copied in a corpus that marks answers. The message names the corpus.
     """
     _check(data)
     opened = [open_corpus(store, corpus) for corpus in (data.corpus, *(part.corpus for part in data.blended))]
@@ -175,8 +198,15 @@ def describe_packing(
 
 
 def _open(corpus: Corpus, part: DataMix | BlendedSource, data: DataMix, seq_len: int) -> Source:
+    answers = corpus.answers(part.split)
+    if answers is not None and part.copied_spans:
+        raise CorpusError(
+            f"corpus {corpus.hash} marks answers, and copied spans would be none: set its copied_spans to 0, not"
+            f" {part.copied_spans}"
+        )
     return Source(
         tokens=corpus.tokens(part.split),
+        answers=answers,
         packing=plan_packing(corpus, part, data, seq_len=seq_len),
         copied_spans=part.copied_spans,
         salt=f"{part.corpus}/{part.split}/{part.min_document_tokens}" if isinstance(part, BlendedSource) else None,

@@ -39,11 +39,13 @@ def build_optimizers(model: PreTrainedModel, settings: AdamW | Muon) -> tuple[Op
 
 
 def check_moments(optimizers: Sequence[Optimizer]) -> None:
-    """Sees whether restored optimizers have what they need for every parameter.
+    """Sees whether restored optimizers have what they need for every parameter; before a first update that is nothing.
 
     Raises:
         SegmentRunError: if another kind of optimizer made the checkpoint.
     """
+    if not any(state for optimizer in optimizers for state in optimizer.state.values()):
+        return
     for optimizer in optimizers:
         wanted = "momentum_buffer" if isinstance(optimizer, torch.optim.Muon) else "exp_avg"
         for group in optimizer.param_groups:

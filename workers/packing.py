@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from workers.answers import AnswerMarks
 from workers.corpus import Manifest
 from workers.errors import CorpusError
 from workers.order import Turns, insert_copied_spans, permutation, sequence_index, window_count
 from workers.spec import Split
 
 Ints = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.bool_]
 
 #: Orders of short pieces are drawn here, orders of sequences at the epochs themselves.
 _PIECES_STREAM = 1 << 62
@@ -66,6 +68,10 @@ class Packing(Protocol):
         """The sequence at `position`: a function of the seed and the position alone."""
         ...
 
+    def answered(self, answers: AnswerMarks, *, seed: int, position: int) -> Marks:
+        """Which targets of the sequence at `position` are answers, shape (seq_len,)."""
+        ...
+
     def reach(self, old_length: int) -> Reach: ...
 
 
@@ -107,11 +113,18 @@ class StreamPacking:
         return window_count(int(self.ends[-1]), self.seq_len) if len(self.ends) else 0
 
     def read(self, tokens: npt.NDArray[Any], *, seed: int, position: int, copied_spans: float) -> Sequence:
-        begin = sequence_index(seed, position, self.per_epoch) * self.seq_len
-        row = np.concatenate([tokens[at : at + n] for at, n in _cut(self, begin, self.seq_len + 1)]).astype(np.int64)
+        row = np.concatenate([tokens[at : at + n] for at, n in self._pieces(seed, position)]).astype(np.int64)
         if copied_spans:
             insert_copied_spans([row], seq_len=self.seq_len, share=copied_spans, seed=seed, position=position)
         return Sequence(inputs=row[:-1], targets=row[1:], positions=None)
+
+    def answered(self, answers: AnswerMarks, *, seed: int, position: int) -> Marks:
+        return np.concatenate([answers.of(at, n) for at, n in self._pieces(seed, position)])[1:]
+
+    def _pieces(self, seed: int, position: int) -> list[tuple[int, int]]:
+        """(begin, length) of the stretches of a window and its last target."""
+        begin = sequence_index(seed, position, self.per_epoch) * self.seq_len
+        return _cut(self, begin, self.seq_len + 1)
 
     def reach(self, old_length: int) -> Reach:
         """Every window is one text to the model, whatever documents lie in it."""
@@ -181,6 +194,9 @@ class DocumentPacking:
             targets=np.concatenate([row[1:] for row in rows]),
             positions=np.concatenate([np.arange(n) for _, n in pieces]),
         )
+
+    def answered(self, answers: AnswerMarks, *, seed: int, position: int) -> Marks:
+        return np.concatenate([answers.of(at + 1, n) for at, n in self._pieces(seed, position)])
 
     def reach(self, old_length: int) -> Reach:
         """Of the first epoch of seed 0: other orders cut a few shorter pieces at other places."""

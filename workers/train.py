@@ -79,15 +79,16 @@ def train(
             rate = learning_rate(segment, step)
             loss, norm, written = trainee.gradients(step, flag=writer.ready)
             done = step + 1
-            try:
-                watch.check(done, loss, norm)
-            except DivergedError:
-                yield from durable()
-                raise
-            trainee.update(rate)
-            losses.append(loss)
-            progress.report(done, loss=loss, gradient_norm=norm, learning_rate=rate)
-            health.record(done, loss=loss, gradient_norm=norm, learning_rate=rate)
+            if loss is not None:  # else there was nothing to learn: the tokens count, and nothing moves
+                try:
+                    watch.check(done, loss, norm)
+                except DivergedError:
+                    yield from durable()
+                    raise
+                trainee.update(rate)
+                losses.append(loss)
+                progress.report(done, loss=loss, gradient_norm=norm, learning_rate=rate)
+                health.record(done, loss=loss, gradient_norm=norm, learning_rate=rate)
             if written or done == due:
                 for found in durable():
                     yield found
@@ -96,7 +97,7 @@ def train(
             if done == due:
                 content = _Content.of(trainee, shards, store=store, step=done)
                 if group.leads:
-                    mean_loss = math.fsum(losses) / len(losses)
+                    mean_loss = math.fsum(losses) / len(losses) if losses else None
                     writer.submit(partial(_save, run, store, done, content, mean_loss, health.take()))
                 watch.saved(done)
                 losses.clear()
@@ -132,7 +133,7 @@ def _save(
     store: Path,
     step: int,
     content: _Content,
-    mean_loss: float,
+    mean_loss: float | None,
     health: tuple[HealthPoint, ...],
 ) -> Checkpoint:
     building = content.building or checkpoint.begin(store, run.segment, step)

@@ -35,22 +35,25 @@ class Trainee:
     loss_of: nn.Module
     optimizers: tuple[Optimizer, ...]
 
-    def gradients(self, step: int, *, flag: bool = False) -> tuple[float, float, bool]:
+    def gradients(self, step: int, *, flag: bool = False) -> tuple[float | None, float, bool]:
         """Leaves the gradients of update `step` of the segment, 0-based, with the parameters.
 
-        Losses are pooled over the tokens of the global batch, however it is shared out and cut.
+        Losses are pooled over the targets of the global batch that count, however it is shared out and cut: every
+        process counts those of all, from the marks alone. Where there are none, there is no gradient.
 
         Returns:
-            The mean loss (nats) of the global batch, the norm of its gradient before clipping, and whether any process
-            raised its `flag`: the same in all processes.
+            The mean loss (nats) of the global batch, None where no target counts; the norm of its gradient before
+            clipping; and whether any process raised its `flag`: the same in all processes.
         """
         segment, stage, device = self.run.segment, self.run.segment.stage, self.group.device
         share, at_once = sequences_per_process(self.run), sequences_at_once(self.run)
-        begin = segment.first_sequence(step) + self.group.rank * share
-        scale = self.group.size / stage.tokens_per_step  # the group takes the mean over its processes
+        first = segment.first_sequence(step)
+        begin = first + self.group.rank * share
+        counted = self.data.counted_targets(seed=segment.seed, first=first, count=stage.batch_sequences)
+        scale = self.group.size / max(1, counted)  # the group takes the mean over its processes
         total = torch.zeros(2, dtype=torch.float64, device=device)
         total[1] = float(flag)
-        for at in range(0, share, at_once):
+        for at in range(0, share, at_once) if counted else ():
             count = min(at_once, share - at)
             batch = self.data.batch(seed=segment.seed, first=begin + at, count=count)
             inputs, targets = torch.from_numpy(batch.inputs).to(device), torch.from_numpy(batch.targets).to(device)
@@ -62,7 +65,7 @@ class Trainee:
             total[0] += summed
         summed_loss, flags = self.group.sum(total).tolist()
         norm = clip_gradients(self.model, stage.optimizer.clip_norm)
-        return summed_loss / stage.tokens_per_step, norm, flags > 0
+        return summed_loss / counted if counted else None, norm, flags > 0
 
     def update(self, rate: float) -> None:
         """Moves the parameters by the gradients that they have, which are gone then."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from workers.conversations import Exchange
 from workers.corpus import Corpus, open_corpus
 from workers.corpus_build import build_corpus
 from workers.corpus_rows import RowFields
@@ -51,6 +52,7 @@ def contents(source: CorpusSource) -> dict[str, Any]:
     found = source.documents()
     for document in found:
         content = document.read()
+        assert not isinstance(content, Exchange)
         size = len(content.encode()) if isinstance(content, str) else 4 * len(content)
         assert document.n_bytes <= size <= document.n_bytes + 4  # and line breaks between joined parts
     return {document.id: document.read() for document in reversed(found)}

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from workers.corpus import Corpus, HeldOutOrigin, open_corpus
-from workers.corpus_build import HeldOutSource, build_corpus
+from workers.corpus_build import build_corpus
 from workers.corpus_rows import RowFields
-from workers.corpus_sources import FolderSource
+from workers.corpus_sources import FolderSource, HeldOutSource
 from workers.documents import evaluation_windows
 from workers.errors import CorpusError
 from workers.spec import EvaluationDocuments

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.tiny_training import short_stage, tiny_corpus
+from tests.workers.tiny_training import short_stage, tiny_answers, tiny_corpus
+from workers.answers import IGNORED
 from workers.corpus import find_corpus, open_corpus
 from workers.corpus_build import build_corpus
 from workers.corpus_sources import FolderSource
@@ -25,9 +26,11 @@ from workers.spec import SHARE_UNIT, BlendedSource, DataMix
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three corpora: `tiny`, `other` with the same tokenizer, and `foreign` with one of its own."""
+    """Four corpora: `tiny`, `other` and `answers` with the same tokenizer, and `foreign` with one of its own."""
     root = tmp_path_factory.mktemp("store")
-    tokenizer = root / "corpora" / tiny_corpus(root) / "tokenizer.json"
+    tiny = tiny_corpus(root)
+    tiny_answers(root, tiny)
+    tokenizer = root / "corpora" / tiny / "tokenizer.json"
     for name, letters in (("other", "stuvwxyz \n"), ("foreign", "0123456789 \n")):
         draw = random.Random(name)
         texts = root / name
@@ -171,3 +174,43 @@ def test_a_missing_corpus_is_named(store: Path, tmp_path: Path) -> None:
     shutil.copytree(store / "corpora" / find_corpus(store, "tiny"), tmp_path / "corpora" / find_corpus(store, "tiny"))
     with pytest.raises(CorpusError, match=f"no corpus {find_corpus(store, 'other')}"):
         open_training_data(tmp_path, mix(store), seq_len=32)
+
+
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_only_answers_count_where_a_corpus_marks_them_and_all_tokens_elsewhere(store: Path, packing: str) -> None:
+    """Inputs are those of a corpus without marks; a target counts if its token is marked, which the text tells."""
+    answers = open_corpus(store, find_corpus(store, "answers"))
+    plain = BlendedSource(corpus=find_corpus(store, "tiny"), split="short", share=0.25)
+    mixed = DataMix(corpus=answers.hash, split="short", packing=packing, blended=(plain,))  # type: ignore[arg-type]
+    data = open_training_data(store, mixed, seq_len=32)
+    batch = data.batch(seed=1, first=0, count=40)
+    unmarked = dataclasses.replace(data, sources=tuple(dataclasses.replace(s, answers=None) for s in data.sources))
+    whole = unmarked.batch(seed=1, first=0, count=40)
+    assert np.array_equal(batch.inputs, whole.inputs)
+    counted = batch.targets != IGNORED
+    assert np.array_equal(batch.targets[counted], whole.targets[counted])
+    of_plain = [data.turns.at(position)[0] == 1 for position in range(40)]
+    assert counted[of_plain].all()
+    per_sequence = counted.sum(axis=1)[[not plain for plain in of_plain]]
+    assert per_sequence.min() == 0  # a piece of a long prompt
+    assert per_sequence.max() > per_sequence.mean() > 0
+    for first, count in ((0, 40), (3, 1), (17, 5)):
+        found = data.counted_targets(seed=1, first=first, count=count)
+        assert found == counted[first : first + count].sum()
+    assert unmarked.counted_targets(seed=1, first=3, count=5) == 5 * 32
+
+
+def test_an_epoch_counts_every_answer_once(store: Path) -> None:
+    corpus = open_corpus(store, find_corpus(store, "answers"))
+    assert corpus.manifest.answers is not None
+    data = open_training_data(store, DataMix(corpus=corpus.hash, split="short", packing="documents"), seq_len=1)
+    per_epoch = data.sources[0].packing.per_epoch
+    assert data.counted_targets(seed=0, first=0, count=per_epoch) == corpus.manifest.answers.short_tokens
+
+
+def test_copied_spans_in_a_corpus_of_answers_are_refused(store: Path) -> None:
+    answers = find_corpus(store, "answers")
+    blended = BlendedSource(corpus=answers, split="short", share=0.25, copied_spans=0.5)
+    for data in (DataMix(corpus=answers, split="long", copied_spans=0.25), mix(store, blended=(blended,))):
+        with pytest.raises(CorpusError, match=f"corpus {answers} marks answers, .* set its copied_spans to 0"):
+            open_training_data(store, data, seq_len=32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from workers.corpus_build import build_corpus
+from workers.corpus_rows import RowFields
 from workers.corpus_sources import FolderSource
 from workers.model import build_model
 from workers.spec import (
@@ -39,6 +41,23 @@ def tiny_corpus(store: Path) -> str:
     for number in range(24):
         (texts / f"{number}.txt").write_text("".join(draw.choice("abcdefgh \n") for _ in range(1200)))
     return build_corpus(FolderSource(path=texts), store=store, name="tiny", vocab_size=SHAPE.vocab_size).hash
+
+
+def tiny_answers(store: Path, corpus: str) -> str:
+    """The hash of a corpus of prompts with answers, both of very different lengths, with the tokenizer of `corpus`."""
+    draw = random.Random(0)
+    rows = [
+        {part: "".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, most))) for part, most in sizes.items()}
+        for sizes in [{"prompt": 200, "answer": 60}] * 60
+    ]
+    file = store / "answers.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return build_corpus(
+        FolderSource(path=file, rows=RowFields(prompt="prompt", answer="answer")),
+        store=store,
+        name="answers",
+        tokenizer_file=store / "corpora" / corpus / "tokenizer.json",
+    ).hash
 
 
 def short_stage(corpus: str, *, copied_spans: float = 0.5) -> ShortStage:
