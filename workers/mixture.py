@@ -86,6 +86,11 @@ class TrainingData:
             positions=np.stack(positions) if positions else None,
         )
 
+    @property
+    def marks_answers(self) -> bool:
+        """Whether a source marks answers, so that not all targets count in the loss."""
+        return any(source.answers is not None for source in self.sources)
+
     def counted_targets(self, *, seed: int, first: int, count: int) -> int:
         """Targets of those sequences that count in the loss, found without reading a token."""
         counted = [source.counted(seed, rank) for source, rank in self._places(first, count)]

@@ -38,8 +38,8 @@ class Trainee:
     def gradients(self, step: int, *, flag: bool = False) -> tuple[float | None, float, bool]:
         """Leaves the gradients of update `step` of the segment, 0-based, with the parameters.
 
-        Losses are pooled over the targets of the global batch that count, however it is shared out and cut: every
-        process counts those of all, from the marks alone. Where there are none, there is no gradient.
+        Losses are pooled over the targets of the global batch that count, however it is shared out and cut. Where there
+        are none, there is no gradient.
 
         Returns:
             The mean loss (nats) of the global batch, None where no target counts; the norm of its gradient before
@@ -47,9 +47,8 @@ class Trainee:
         """
         segment, stage, device = self.run.segment, self.run.segment.stage, self.group.device
         share, at_once = sequences_per_process(self.run), sequences_at_once(self.run)
-        first = segment.first_sequence(step)
-        begin = first + self.group.rank * share
-        counted = self.data.counted_targets(seed=segment.seed, first=first, count=stage.batch_sequences)
+        begin = segment.first_sequence(step) + self.group.rank * share
+        counted = self._counted_targets(begin, share)
         scale = self.group.size / max(1, counted)  # the group takes the mean over its processes
         total = torch.zeros(2, dtype=torch.float64, device=device)
         total[1] = float(flag)
@@ -66,6 +65,13 @@ class Trainee:
         summed_loss, flags = self.group.sum(total).tolist()
         norm = clip_gradients(self.model, stage.optimizer.clip_norm)
         return summed_loss / counted if counted else None, norm, flags > 0
+
+    def _counted_targets(self, begin: int, share: int) -> int:
+        """Targets of the global batch that count: known before the first forward pass, from the marks of answers."""
+        if not self.data.marks_answers:
+            return self.run.segment.stage.tokens_per_step
+        own = self.data.counted_targets(seed=self.run.segment.seed, first=begin, count=share)
+        return int(self.group.sum(torch.tensor(own, device=self.group.device)))
 
     def update(self, rate: float) -> None:
         """Moves the parameters by the gradients that they have, which are gone then."""

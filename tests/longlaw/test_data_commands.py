@@ -92,6 +92,46 @@ def test_build_takes_rows_their_fields_and_held_out_documents_of_their_own(store
     assert RUNNER.invoke(data_app, ["list"]).exit_code == 0
 
 
+def test_build_takes_prompts_with_answers_and_tells_what_is_learned(store: Path, tmp_path: Path) -> None:
+    rows = [{"q": f"What is {n}?\n", "a": f"A number, {n}." if n else " "} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = ["--prompt-field", "q", "--answer-field", "a", "--vocab-size", "300"]
+    result = RUNNER.invoke(data_app, ["build", str(tmp_path / "pairs.jsonl"), *fields, "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    corpus = open_corpus(store, told["hash"])
+    marks = corpus.answers("short")
+    assert marks is not None
+    counted = int(marks.of(0, told["tokens"]["short"]).sum())
+    assert (told["answers"]["chat"], told["answers"]["left_out"]) == ("joined", 1)
+    assert told["answers"]["short_tokens"] == counted < told["tokens"]["short"]
+    listed = RUNNER.invoke(data_app, ["list"]).stdout
+    assert f"learned: the answers, {counted} tokens short" in listed
+    assert "rows of prompt and answer; 1 without an answer left out" in listed
+
+
+def test_build_writes_messages_by_a_template_or_plainly(store: Path, tmp_path: Path) -> None:
+    rows = [
+        {"chat": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"{n}!"}]}
+        for n in range(20)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    arguments = ["build", str(tmp_path / "chats.jsonl"), "--messages-field", "chat", "--vocab-size", "300"]
+    for more, begins, said in (
+        ([], "user:\nSay ", "rows of messages, written plainly"),
+        (["--chat-template", str(tmp_path / "chat.jinja")], "[user]Say ", "rows of messages, by the chat template"),
+    ):
+        result = RUNNER.invoke(data_app, [*arguments, *more])
+        assert result.exit_code == 0, result.output
+        assert said in result.stdout
+        corpus = open_corpus(store, find_corpus(store, "chats"))
+        assert corpus.held_out[0].text.startswith(begins)
+
+
 def test_describe_tells_what_sequences_of_a_length_hold(texts: Path, store: Path) -> None:
     draw = random.Random(99)
     (texts / "long.txt").write_text("".join(draw.choice("abcdef \n") for _ in range(4000)))
@@ -119,6 +159,7 @@ def test_describe_tells_what_sequences_of_a_length_hold(texts: Path, store: Path
     [
         (["build", "nowhere"], "nowhere is not a folder"),
         (["build", "none"], "needs --held-out"),
+        (["build", "torch", "--messages-field", "m"], "torch has no rows"),
         (["build", "--first", "3"], "give it"),
         (["build", "--tokenizer", "nothing"], '"nothing" is no tokenizer.json, and no corpus'),
         (["show", "nothing"], 'no corpus "nothing"'),
@@ -150,6 +191,9 @@ def test_show_finds_damage(texts: Path, store: Path) -> None:
         (["--end-of-text", "<eos>"], "--tokenizer"),
         (["--held-out-ids-field", "input_ids"], "give it"),
         (["--held-out-field", "body"], "give it"),
+        (["--prompt-field", "q"], "give both"),
+        (["--chat-template", "x"], "give --messages-field"),
+        (["--messages-field", "m"], "is no .jsonl or .parquet file"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(texts: Path, store: Path, options: list[str], said: str) -> None:

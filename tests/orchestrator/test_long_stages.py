@@ -23,8 +23,10 @@ from orchestrator.scheduler import Scheduler
 from orchestrator.scheduler_settings import SchedulerSettings
 from tests.conftest import MakeDatabase
 from tests.orchestrator.tiny_grid import LONG_STEP_TOKENS, submit_tiny, tiny_document
-from tests.workers.tiny_training import SHAPE
+from tests.workers.tiny_training import SHAPE, tiny_answers
+from workers.corpus import find_corpus
 from workers.folder_model import add_model
+from workers.mixture import open_training_data
 from workers.model import built_rope_base
 from workers.spec import LongStage
 
@@ -58,7 +60,7 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
-def document(corpus: str, model: dict[str, Any]) -> dict[str, Any]:
+def document(corpus: str, answers: str, model: dict[str, Any]) -> dict[str, Any]:
     made = tiny_document(corpus, name="long stages", widths=(16,), short_steps=(27,), long_steps=(4, 8))
     del made["recipe"]["long"]["rope_base"]
     made["recipe"]["long"] |= {"stages": STAGES, "start_rate": 0.002}
@@ -66,7 +68,7 @@ def document(corpus: str, model: dict[str, Any]) -> dict[str, Any]:
     merged = {"name": "last_m", "m": 2, "spacing": 2 * LONG_STEP_TOKENS}
     made["follow_ups"] = [
         LONGER | {"name": "from raw", "from": {"name": "raw"}},
-        LONGER | {"name": "from merged", "from": merged, "scales": ["released"]},
+        LONGER | {"name": "from merged", "from": merged, "scales": ["released"], "corpus": answers},
     ]
     made["evaluation"]["diagnose_zero"] = True
     made["evaluation"]["probes"] = {
@@ -83,7 +85,7 @@ def done(
     shape = add_model(model_folder(tmp_path_factory.mktemp("released")), store)
     with migrated_database() as url:
         engine = create_engine(url, application_name="longlaw-test")
-        submit_tiny(engine, document(corpus, dataclasses.asdict(shape)))
+        submit_tiny(engine, document(corpus, tiny_answers(store, corpus), dataclasses.asdict(shape)))
         scheduler = Scheduler(engine, ray_workers, store=store, settings=SETTINGS)
         deadline_s = time.monotonic() + DEADLINE_S
         while _open(engine):
@@ -174,6 +176,23 @@ def test_follow_ups_are_marked_and_never_fitted(done: Engine) -> None:
         ("w16", 27 * 64, 256),
         ("w16", 27 * 64, 512),
     ]
+
+
+def test_a_follow_up_learns_the_answers_of_a_corpus_that_marks_them(done: Engine, store: Path) -> None:
+    """Its tokens are inputs, of which fewer were counted; the grid's own documents measure it."""
+    answers = find_corpus(store, "answers")
+    with Session(done) as session:
+        rows = session.execute(
+            select(Segment.spec, Checkpoint.stage_tokens, Checkpoint.mean_loss)
+            .join(Checkpoint, Checkpoint.segment_key == Segment.key)
+            .where(Segment.kind == "follow_up", Checkpoint.scheduled)
+        ).all()
+    tuned = [row for row in rows if row.spec["stage"]["data"]["corpus"] == answers]
+    assert [row.stage_tokens for row in tuned] == [256]
+    segment = segment_from_json(tuned[0].spec)
+    data = open_training_data(store, segment.stage.data, seq_len=128)
+    assert 0 < data.counted_targets(seed=0, first=0, count=2) < 256
+    assert 0 < tuned[0].mean_loss < 2 * math.log(SHAPE.vocab_size)
 
 
 def test_raw_and_merged_starts_end_apart_and_the_folder_itself_is_measured(done: Engine) -> None:
