@@ -6,15 +6,15 @@ Results are the classes of `api.models`: frozen, typed, with the fields that the
 from __future__ import annotations
 
 import math
-import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from api.models import (
     Cell,
@@ -29,44 +29,50 @@ from api.models import (
     Series,
 )
 from api.models_measures import ProbeMetric, TrainingSeries
-from longlaw.errors import ApiProblem, LonglawError, ProblemPlace, ServiceUnreachableError, WaitTimeoutError
+from longlaw.connection import Connection, foreign
+from longlaw.errors import ApiProblem, LonglawError, WaitTimeoutError
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+if TYPE_CHECKING:
+    import numpy
+    import pandas
+    from numpy.typing import NDArray
+
 PAGE_SIZE = 500
 _SEGMENTS = 50  # of a page of training: each may bring a thousand points
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+#: How long a service may be away while somebody follows a grid: an upgrade with its migrations fits in.
+WATCH_PATIENCE_S = 600.0
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 Document = Mapping[str, Any] | str
-Sizes = float | Sequence[float]
+Sizes: TypeAlias = "float | Sequence[float] | NDArray[numpy.number]"
 B = TypeVar("B", bound=BaseModel)
 _Document = TypeAdapter(dict[str, Any])
-
-
-def service_url(url: str | None = None) -> str:
-    """The service's address: `url`, else LONGLAW_URL, else the default of `longlaw up`."""
-    return (url or os.environ.get("LONGLAW_URL") or DEFAULT_URL).rstrip("/")
 
 
 class Client:
     """A connection to one service; a context manager.
 
     Args:
-        base_url: see `service_url`.
-        timeout_s: how long a single answer may take.
+        base_url: see `longlaw.connection.service_url`.
+        timeout_s: how long a single answer may keep silent.
+        patience_s: how long a call is repeated while the service is away or says that it will be back; None takes
+            LONGLAW_PATIENCE_S, else 30 s, and 5 s for a service that has never answered.
+        meanwhile: called whenever the client waits.
 
-    Every method raises `ServiceUnreachableError` where nobody answers and `ApiProblem` where the service refuses.
+    Every method raises `ServiceUnreachableError` where nobody answers and `ApiProblem` where the service refuses; both
+    say how long was waited before. Every method may be repeated, and is: a grid that is submitted carries a key.
     """
 
-    def __init__(self, base_url: str | None = None, *, timeout_s: float = 60.0) -> None:
-        self.base_url = service_url(base_url)
-        try:
-            loopback = httpx.URL(self.base_url).host in ("127.0.0.1", "localhost", "::1")
-        except httpx.InvalidURL as error:
-            raise ServiceUnreachableError(self.base_url, str(error)) from None
-        self._http = httpx.Client(
-            base_url=self.base_url, timeout=timeout_s, trust_env=not loopback
-        )  # no proxy leads here
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        patience_s: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        self._connection = Connection(base_url, timeout_s=timeout_s, patience_s=patience_s, meanwhile=meanwhile)
+        self.base_url = self._connection.base_url
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +84,7 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._http.close()
+        self._connection.close()
 
     def plan(self, grid: Document) -> dict[str, Any]:
         """What a grid would train and cost beside what exists; nothing is stored.
@@ -86,7 +92,7 @@ class Client:
         Args:
             grid: a mapping, or the text of a grid file in YAML.
         """
-        return _read_document(self._ask("POST", "/v1/grids:plan", **_grid_body(grid)))
+        return _read_document(self._ask("POST", "/v1/grids:plan", repeatable=True, **_grid_body(grid)))
 
     def submit(self, grid: Document, *, idempotency_key: str | None = None) -> GridCreated:
         """Launches a grid. A lost answer is asked for again with the same key, so that one grid comes of it.
@@ -97,15 +103,7 @@ class Client:
         """
         body = _grid_body(grid)
         body["headers"]["Idempotency-Key"] = idempotency_key or str(uuid.uuid4())
-        pauses_s = iter(_PAUSES_S)
-        while True:
-            try:
-                return _read(GridCreated, self._ask("POST", "/v1/grids", **body))
-            except (ServiceUnreachableError, ApiProblem) as error:
-                pause_s = next(pauses_s, None)
-                if pause_s is None or not error.may_pass:
-                    raise
-                time.sleep(pause_s)
+        return _read(GridCreated, self._ask("POST", "/v1/grids", **body))
 
     def grids(self) -> Iterator[GridSummary]:
         """All grids, newest first."""
@@ -172,39 +170,89 @@ class Client:
             holdout: the latest fit that held this selection out.
             level: nominal coverage of the intervals.
         """
-        at = {"n_params": n_params, "short_tokens": short_tokens, "long_tokens": long_tokens}
-        for name, sizes in {**at, "level": level}.items():
-            if not all(math.isfinite(size) for size in (sizes if isinstance(sizes, Sequence) else (sizes,))):
-                raise LonglawError(f"{name} is {sizes}: predictions need finite numbers")
-        body: dict[str, Any] = {
-            "fit": fit,
-            "at": {axis: list(size) if isinstance(size, Sequence) else size for axis, size in at.items()},
-            "level": level,
-        }
-        body |= {name: value for name, value in (("series", series), ("holdout", holdout)) if value is not None}
-        return _read(Predictions, self._ask("POST", "/v1/predictions", json=body))
+        body = _points(n_params, short_tokens, long_tokens, fit=fit, series=series, holdout=holdout, level=level)
+        return _read(Predictions, self._ask("POST", "/v1/predictions", repeatable=True, **body))
 
-    def watch(self, grid_id: str, *, every_s: float = 1.0) -> Iterator[GridDetail]:
-        """Yields the grid now and then until it has ended; the last one yielded is the ended one."""
+    def predict_frame(
+        self,
+        *,
+        n_params: Sizes,
+        short_tokens: Sizes,
+        long_tokens: Sizes,
+        fit: str = "latest",
+        series: str | None = None,
+        holdout: str | None = None,
+        level: float = 0.9,
+    ) -> pandas.DataFrame:
+        """What a fit says at many points, up to a million, as a table with a row for each.
+
+        Its columns are those of the CSV that docs/rest.md describes, NaN where a number is withheld; `attrs` has the
+        `fit_id`. Arguments are those of `predict`.
+        """
+        from pyarrow import BufferReader, csv  # heavy, as pandas is
+
+        body = _points(n_params, short_tokens, long_tokens, fit=fit, series=series, holdout=holdout, level=level)
+        body["headers"]["Accept"] = "text/csv"
+        answer = self._ask("POST", "/v1/predictions", repeatable=True, **body)
+        try:
+            names = answer.content.partition(b"\r\n")[0].decode().split(",")
+            types = dict.fromkeys(names, "float64") | {"determined": "bool", "warnings": "string"}
+            numbers = csv.ConvertOptions(column_types=types, strings_can_be_null=False)
+            frame: pandas.DataFrame = csv.read_csv(BufferReader(answer.content), convert_options=numbers).to_pandas()
+            frame.attrs["fit_id"] = answer.links["describedby"]["url"].rpartition("/")[2]
+        except (ValueError, KeyError):
+            raise foreign(answer) from None
+        return frame
+
+    def watch(
+        self, grid_id: str, *, every_s: float = 1.0, patience_s: float = WATCH_PATIENCE_S
+    ) -> Iterator[GridDetail]:
+        """Yields the grid now and then until it has ended; the last one yielded is the ended one.
+
+        Args:
+            grid_id: the grid.
+            every_s: pause between looks.
+            patience_s: how long the service may be away between two looks.
+        """
+        grid = self.grid(grid_id)
         while True:
-            grid = self.grid(grid_id)
             yield grid
             if grid.state in ENDED:
                 return
-            time.sleep(every_s)
+            self._connection.wait(every_s)
+            grid = self._grid(grid_id, patience_s=patience_s)
 
-    def wait(self, grid_id: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> GridDetail:
+    def wait(
+        self,
+        grid_id: str,
+        *,
+        timeout_s: float | None = None,
+        every_s: float = 1.0,
+        patience_s: float = WATCH_PATIENCE_S,
+    ) -> GridDetail:
         """Returns the grid when it has ended.
+
+        Args:
+            grid_id: the grid.
+            timeout_s: how long to wait in all; None waits for as long as it takes.
+            every_s: pause between looks.
+            patience_s: how long the service may be away between two looks.
 
         Raises:
             WaitTimeoutError: it has not within `timeout_s`.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while (grid := self.grid(grid_id)).state not in ENDED:
-            if deadline_s is not None and time.monotonic() > deadline_s:
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        grid = self._grid(grid_id, within_s=deadline_s - time.monotonic())
+        while grid.state not in ENDED:
+            if (left_s := deadline_s - time.monotonic()) < 0:
                 raise WaitTimeoutError(f"Grid {grid_id} is still {grid.state} after {timeout_s:g} s.")
-            time.sleep(every_s)
+            self._connection.wait(min(every_s, left_s))
+            grid = self._grid(grid_id, patience_s=patience_s, within_s=deadline_s - time.monotonic())
         return grid
+
+    def _grid(self, grid_id: str, *, patience_s: float | None = None, within_s: float = math.inf) -> GridDetail:
+        path = f"/v1/grids/{_id(grid_id)}"
+        return _read(GridDetail, self._ask("GET", path, patience_s=patience_s, within_s=within_s))
 
     def _get(self, model: type[B], path: str) -> B:
         return _read(model, self._ask("GET", path))
@@ -222,35 +270,10 @@ class Client:
             if cursor is None:
                 return
 
-    def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
-        try:
-            response = self._http.request(method, path, **request)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            lost = isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadTimeout))
-            raise ServiceUnreachableError(self.base_url, str(error) or type(error).__name__, lost=lost) from None
-        if response.is_success:
-            return response
-        raise _problem(response)
-
-
-def _problem(response: httpx.Response) -> ApiProblem:
-    try:
-        body = response.json()
-        places = tuple(
-            ProblemPlace(where=item.get("pointer") or item.get("parameter") or "", message=item["message"])
-            for item in body.get("errors", ())
-        )
-        retry_after = response.headers.get("Retry-After")
-        return ApiProblem(
-            type=body["type"],
-            title=body["title"],
-            status=body["status"],
-            detail=body["detail"],
-            places=places,
-            retry_after_s=float(retry_after) if retry_after is not None else None,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return _foreign(response)
+    def _ask(self, method: str, path: str, *, repeatable: bool = False, **request: Any) -> httpx.Response:
+        """One answer; what reads, what carries a key, and what is said to be `repeatable` is asked again if need be."""
+        repeatable = repeatable or method == "GET" or "Idempotency-Key" in request.get("headers", ())
+        return self._connection.ask(method, path, repeatable=repeatable, **request)
 
 
 def _read(model: type[B], response: httpx.Response) -> B:
@@ -262,31 +285,41 @@ def _read(model: type[B], response: httpx.Response) -> B:
     try:
         return model.model_validate_json(response.content)
     except ValidationError:
-        raise _foreign(response) from None
+        raise foreign(response) from None
 
 
 def _read_document(response: httpx.Response) -> dict[str, Any]:
     try:
         return _Document.validate_json(response.content)
     except ValidationError:
-        raise _foreign(response) from None
-
-
-def _foreign(response: httpx.Response) -> ApiProblem:
-    """What to say of a proxy, of another program on this port, or of a Longlaw of another version."""
-    return ApiProblem(
-        type="about:blank",
-        title="Not an answer of Longlaw",
-        status=response.status_code,
-        detail=f"{response.url} answered {response.status_code} {response.reason_phrase}; is this the service's "
-        "address, and its version the client's?",
-    )
+        raise foreign(response) from None
 
 
 def _grid_body(grid: Document) -> dict[str, Any]:
     if isinstance(grid, str):
         return {"content": grid.encode(), "headers": {"Content-Type": "application/yaml"}}
     return {"json": dict(grid), "headers": {}}
+
+
+def _points(n_params: Sizes, short_tokens: Sizes, long_tokens: Sizes, **asked: Any) -> dict[str, Any]:
+    """The body of a request for predictions, with its headers.
+
+    Raises:
+        LonglawError: a size, or the level, is no finite number, or a list of sizes is no list of numbers.
+    """
+    import numpy as np  # not needed by the commands that follow grids
+
+    at = {"n_params": n_params, "short_tokens": short_tokens, "long_tokens": long_tokens}
+    columns = {name: np.asarray(sizes) for name, sizes in {**at, "level": asked["level"]}.items()}
+    for name, column in columns.items():
+        if column.dtype.kind not in "iuf" or column.ndim > 1:
+            raise LonglawError(f"{name} must be a number or a flat list of numbers")
+        wrong = column[~np.isfinite(column)]
+        if wrong.size:
+            raise LonglawError(f"{name} is {wrong.flat[0]}: predictions need finite numbers")
+    body = {name: value for name, value in asked.items() if value is not None}
+    body["at"] = {name: columns[name].astype(np.float64).tolist() for name in at}
+    return {"content": to_json(body), "headers": {"Content-Type": "application/json"}}
 
 
 def _id(text: str) -> str:

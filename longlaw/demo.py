@@ -83,7 +83,7 @@ def demo_command(
 def _run_grid(console: Console, stack: Stack, file: str) -> GridDetail:
     """Submits the grid, follows it and reports; returns the ended grid."""
     document = resolve_corpora(read_grid_file(file), stack.settings.store)
-    with Client(stack.url) as client:
+    with Client(stack.url, meanwhile=stack.watch) as client:
         created = client.submit(document)
         tokens = created.plan["tokens"]
         console.print(
@@ -94,7 +94,7 @@ def _run_grid(console: Console, stack: Stack, file: str) -> GridDetail:
         )
         if tokens["train"] == 0:
             console.print("Everything it asks for is there already; nothing is trained.")
-        follow(client, created.id, console, meanwhile=stack.watch)
+        follow(client, created.id, console)
         _wait_for_fits(console, client, stack, created.id)
         print_report(console, client, created.id)
         return client.grid(created.id)
@@ -103,7 +103,7 @@ def _run_grid(console: Console, stack: Stack, file: str) -> GridDetail:
 def _write_report(console: Console, stack: Stack, grid_ids: Sequence[str], directory: Path) -> None:
     from longlaw.report_command import write_report  # brings matplotlib along, an extra
 
-    with Client(stack.url) as client:
+    with Client(stack.url, meanwhile=stack.watch) as client:
         page = write_report(client, grid_ids, directory)
     console.print(f"The report is in {page}", highlight=False, soft_wrap=True)
 

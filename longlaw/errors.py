@@ -22,7 +22,17 @@ class ProblemPlace:
 
 
 class LonglawError(Exception):
-    """Anything that the client cannot do and that has a name."""
+    """Anything that the client cannot do and that has a name.
+
+    Attributes:
+        waited_s: how long it was tried again, in vain; 0 where it was not.
+    """
+
+    waited_s: float = 0.0
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\nIt did not pass within {self.waited_s:.1f} s." if self.waited_s else text
 
 
 class ServiceUnreachableError(LonglawError):
@@ -30,16 +40,19 @@ class ServiceUnreachableError(LonglawError):
 
     Attributes:
         url: where it was asked.
-        may_pass: the connection was lost on the way: asking again may help.
+        may_pass: the service is away or the connection was lost: asking again may help.
+        retry_after_s: None, as nobody said.
     """
 
-    def __init__(self, url: str, reason: str, *, lost: bool = False) -> None:
+    retry_after_s: float | None = None
+
+    def __init__(self, url: str, reason: str, *, may_pass: bool = False) -> None:
         super().__init__(
             f"No Longlaw service answers at {url} ({reason}). `longlaw up` starts one on this machine; LONGLAW_URL or "
             "--url names another."
         )
         self.url = url
-        self.may_pass = lost
+        self.may_pass = may_pass
 
 
 class WaitTimeoutError(LonglawError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from api.models import GridDetail
 from longlaw.client import ENDED, Client
-from longlaw.errors import ApiProblem, LonglawError, ServiceUnreachableError
+from longlaw.errors import LonglawError
 from longlaw.grid_document import read_grid_file, resolve_corpora
 from longlaw.lazy_commands import LazyCommand, LazyGroup
 from longlaw.progress_view import progress_line, progress_view, short_count
@@ -109,34 +108,11 @@ def list_grids(
     Console().print(table)
 
 
-def follow(
-    client: Client, grid_id: str, console: Console, *, every_s: float = 1.0, meanwhile: Callable[[], None] | None = None
-) -> str:
-    """Shows a grid until it ends, live on a terminal and as a few lines elsewhere; returns its final state.
-
-    A service or a database that restarts meanwhile is waited for, and that is said. `meanwhile` is called between
-    looks: whoever runs the service in the same process looks after it there.
-    """
-    grid = client.grid(grid_id)
-    show = _live(console) if console.is_terminal else _in_lines(console)
-    away = False
-    with show as update:
-        update(grid)
-        while grid.state not in ENDED:
-            if meanwhile is not None:
-                meanwhile()
-            time.sleep(every_s)
-            try:
-                grid = client.grid(grid_id)
-            except (ServiceUnreachableError, ApiProblem) as error:
-                if isinstance(error, ApiProblem) and not error.may_pass:
-                    raise
-                if not away:
-                    console.print(f"waiting: {error}", markup=False, highlight=False, soft_wrap=True)
-                away = True
-            else:
-                away = False
-                update(grid)
+def follow(client: Client, grid_id: str, console: Console, *, every_s: float = 1.0) -> str:
+    """Shows a grid until it ends, live on a terminal and as a few lines elsewhere; returns its final state."""
+    with _live(console) if console.is_terminal else _in_lines(console) as update:
+        for grid in client.watch(grid_id, every_s=every_s):
+            update(grid)
     return grid.state
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from database.errors import DatabaseError
 from database.settings import Settings
-from longlaw.client import DEFAULT_URL
+from longlaw.connection import DEFAULT_URL
 from longlaw.stack import Stack, StackError
 
 Port = Annotated[

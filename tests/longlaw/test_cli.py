@@ -19,7 +19,6 @@ from rich.console import Console
 
 from longlaw.cli import main
 from longlaw.client import Client
-from longlaw.errors import ApiProblem
 from longlaw.grid_commands import follow
 from tests.api import seeding
 from tests.longlaw.conftest import Finished
@@ -104,19 +103,6 @@ def test_live_view_shows_a_bar_per_scale_and_ends_with_the_grid(finished: Finish
     shown = screen.file.getvalue()
     for text in ("small", "8 of 8 cells measured", "d32", "d64", "4/4 evaluated", "━━━", "done"):
         assert text in shown
-
-
-def test_grid_is_followed_through_an_outage_of_the_database(finished: Finished) -> None:
-    """What is going to pass is waited for, and said once."""
-    told = Console(file=io.StringIO(), width=200)
-    with Client(finished.url) as client:
-        ended = client.grid(finished.grid_id)
-        away = ApiProblem(type="x", title="The database does not answer", status=503, detail="d", retry_after_s=5)
-        looks = [ended.model_copy(update={"state": "RUNNING"}), away, away, ended]
-        with mock.patch.object(Client, "grid", side_effect=looks):
-            assert follow(client, finished.grid_id, told, every_s=0.0) == "SUCCEEDED"
-    assert isinstance(told.file, io.StringIO)
-    assert told.file.getvalue().count("waiting: The database does not answer") == 1
 
 
 def test_grid_may_come_from_standard_input(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +199,8 @@ def test_what_cannot_be_done_is_one_message_and_exit_code_1(service: str, argume
 
 def test_service_that_does_not_run_is_named_by_the_installed_command() -> None:
     command = [str(Path(sys.executable).with_name("longlaw")), "grid", "list", "--url", "http://127.0.0.1:9"]
-    outcome = subprocess.run(command, capture_output=True, text=True)
+    impatient = {**os.environ, "LONGLAW_PATIENCE_S": "0"}
+    outcome = subprocess.run(command, capture_output=True, text=True, env=impatient)
     assert outcome.returncode == 1
     assert "http://127.0.0.1:9" in outcome.stderr
     assert "longlaw up" in outcome.stderr
