@@ -14,6 +14,7 @@
     ├── IdempotencyKeyBusyError       the first request with this key has not ended
     ├── SeriesAmbiguousError          several series exist and none was named
     ├── TooFewObservationsError       a series cannot be fitted yet
+    ├── ImportConflictError           rows have other values than what is observed already
     └── FitNotReadyError              no successful fit to predict with
 
 Every answer that is not a success is `application/problem+json` (RFC 9457). What carries no name here leaves as
@@ -23,7 +24,7 @@ Every answer that is not a success is `application/problem+json` (RFC 9457). Wha
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ from database.errors import DatabaseUnavailableError, SchemaError
 from fitting.errors import InvalidPointError, NotEnoughObservationsError
 from orchestrator.errors import GridError, Problem
 
+Place = Mapping[str, str | int]
+
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:longlaw:problem:"
 
@@ -57,10 +60,18 @@ class ProblemKind:
     retry_after_s: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineProblem:
+    """Something to mend in a table: on `line` of the body, from 1, the header's included."""
+
+    line: int
+    message: str
+
+
 class ApiError(Exception):
     """Anything that the API itself refuses; the message is the problem's `detail`."""
 
-    def __init__(self, detail: str, *, problems: Sequence[Problem] = ()) -> None:
+    def __init__(self, detail: str, *, problems: Sequence[Problem | LineProblem] = ()) -> None:
         super().__init__(detail)
         self.problems = tuple(problems)
 
@@ -109,6 +120,10 @@ class TooFewObservationsError(ApiError):
     """The series has fewer distinct observations than the law has parameters."""
 
 
+class ImportConflictError(ApiError):
+    """Rows of an import have other values than what is observed already, or than one another."""
+
+
 class FitNotReadyError(ApiError):
     """There is no successful fit to predict with."""
 
@@ -143,6 +158,7 @@ PROBLEMS: dict[type[Exception], ProblemKind] = {
     SeriesAmbiguousError: ProblemKind(slug="series-ambiguous", status=409, title="Several series exist: name one"),
     TooFewObservationsError: _TOO_FEW,
     NotEnoughObservationsError: _TOO_FEW,
+    ImportConflictError: ProblemKind(slug="import-conflict", status=409, title="Rows contradict what is observed"),
     FitNotReadyError: ProblemKind(slug="fit-not-ready", status=409, title="There is no fit to predict with yet"),
     DatabaseUnavailableError: _DATABASE,
     OperationalError: _DATABASE,
@@ -173,9 +189,9 @@ def problem_kind(error: Exception) -> ProblemKind:
 
 
 def problem_response(
-    kind: ProblemKind, detail: str, *, errors: Sequence[dict[str, str]] = (), headers: dict[str, str] | None = None
+    kind: ProblemKind, detail: str, *, errors: Sequence[Place] = (), headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """An RFC 9457 answer; `errors` holds the first 50 single places, each with a `pointer` or a `parameter`."""
+    """An RFC 9457 answer; `errors` holds the first 50 single places: a `pointer`, a `line` or a `parameter` each."""
     body: dict[str, Any] = {
         "type": TYPE_PREFIX + kind.slug,
         "title": kind.title,
@@ -261,14 +277,24 @@ async def _named(request: Request, error: Exception) -> JSONResponse:
         errors = [{"pointer": item.pointer, "message": item.message} for item in error.problems]
         return problem_response(kind, _summary(errors), errors=errors)
     problems = error.problems if isinstance(error, ApiError) else ()
-    errors = [{"pointer": item.pointer, "message": item.message} for item in problems]
-    return problem_response(kind, str(error), errors=errors)
+    return problem_response(kind, str(error), errors=[_shown(item) for item in problems])
+
+
+def _shown(problem: Problem | LineProblem) -> Place:
+    if isinstance(problem, LineProblem):
+        return {"line": problem.line, "message": problem.message}
+    return {"pointer": problem.pointer, "message": problem.message}
+
+
+def message_of(item: Mapping[str, Any]) -> str:
+    """Pydantic's message in our words."""
+    return str(item["msg"]).removeprefix("Value error, ")
 
 
 def _place(item: dict[str, Any]) -> dict[str, str]:
     """Pydantic's place in our words: a JSON Pointer into the body, or the name of a query parameter or header."""
     where, *path = item["loc"]
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = message_of(item)
     if where == "body":
         return {"pointer": pointer([part for part in path if part not in ALTERNATIVES]), "message": message}
     return {"parameter": ".".join(str(part) for part in path), "message": message}

@@ -318,6 +318,7 @@ class ProblemPlace(Body):
     message: str
     pointer: str | None = Field(default=None, description="JSON Pointer into the body.")
     parameter: str | None = Field(default=None, description="Name of a query parameter or header.")
+    line: int | None = Field(default=None, description="Line of a table, from 1, the header's included.")
 
 
 class ProblemBody(Body):

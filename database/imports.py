@@ -7,7 +7,7 @@ change, so one that comes again must come with the same values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from sqlalchemy import select
@@ -71,7 +71,11 @@ class ImportedRow:
 
     @property
     def identity(self) -> Identity:
-        return _identity(self)
+        """As the unique index of imported observations has it."""
+        return (self.n_params, self.short_tokens or 0, self.long_tokens, self.short_seed, self.long_seed)
+
+
+_COLUMNS = tuple(field.name for field in fields(ImportedRow))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +90,29 @@ class Imported:
 
 
 def import_observations(session: Session, series: ImportedSeries, rows: Sequence[ImportedRow]) -> Imported:
-    """Adds rows to a series of imports; those that are there already are found again.
+    """Adds rows to a series of imports, in their order; those that are there already are found again.
 
-    Any number of transactions may do so at once: a row that two of them bring is stored once.
+    Other imports of the series wait until the transaction ends.
 
     Raises:
         ObservationConflictError: rows contradict one another or what is stored; the transaction must be rolled back.
     """
     first: dict[Identity, int] = {}
     repeated = [(at, index) for index, row in enumerate(rows) if (at := first.setdefault(row.identity, index)) != index]
-    _refuse([conflict for at, index in repeated if (conflict := _conflict(index, rows[index], rows[at], row=at))])
-    _store_series(session, series)
-    new = _insert(session, series.id, [rows[index] for _, index in sorted(first.items())])  # in one order: no deadlocks
-    if len(new) < len(first):
-        there = select(Observation).where(Observation.series_id == series.id, Observation.source == "imported")
-        stored = {_identity(row): row for row in session.scalars(there)}
-        known = [(index, stored[identity]) for identity, index in first.items() if identity not in new]
-        _refuse([conflict for index, row in known if (conflict := _conflict(index, rows[index], row))])
+    _refuse(_conflict(index, rows[index], rows[at], with_row=at) for at, index in repeated)
+    _hold_series(session, series)
+    stored = _stored(session, series.id)
+    known = [(index, stored[identity]) for identity, index in first.items() if identity in stored]
+    _refuse(_conflict(index, rows[index], row, observation_id=row_id) for index, (row_id, row) in known)
+    new = [rows[index] for identity, index in first.items() if identity not in stored]
     if new:
+        session.execute(
+            insert(Observation),
+            [
+                {"series_id": series.id, "source": "imported", **{name: getattr(row, name) for name in _COLUMNS}}
+                for row in new
+            ],
+        )
         record_event(session, "observations_imported", series.id, label=series.label, observations=len(new))
         session.flush()
     return Imported(
@@ -115,7 +124,8 @@ def import_observations(session: Session, series: ImportedSeries, rows: Sequence
     )
 
 
-def _store_series(session: Session, series: ImportedSeries) -> None:
+def _hold_series(session: Session, series: ImportedSeries) -> None:
+    """The series exists, and nobody else imports into it until the transaction ends."""
     evaluator_id = content_hash(series.evaluator_spec)
     evaluator = insert(Evaluator).values(id=evaluator_id, spec=series.evaluator_spec)
     session.execute(evaluator.on_conflict_do_nothing())
@@ -132,48 +142,42 @@ def _store_series(session: Session, series: ImportedSeries) -> None:
         )
         .on_conflict_do_nothing()
     )
+    session.execute(select(Series.id).where(Series.id == series.id).with_for_update(key_share=True))
 
 
-def _insert(session: Session, series_id: str, rows: Sequence[ImportedRow]) -> set[Identity]:
-    """Inserts what is not there; which those are."""
-    names = [field.name for field in fields(ImportedRow)]
-    columns = (
-        Observation.n_params,
-        Observation.short_tokens,
-        Observation.long_tokens,
-        Observation.short_seed,
-        Observation.long_seed,
+def _stored(session: Session, series_id: str) -> dict[Identity, tuple[int, ImportedRow]]:
+    """What the series holds: each row with the id of its observation."""
+    columns = [getattr(Observation, name) for name in _COLUMNS]
+    there = select(Observation.id, *columns).where(Observation.series_id == series_id, Observation.source == "imported")
+    rows = (
+        (row_id, ImportedRow(**dict(zip(_COLUMNS, values, strict=True)))) for row_id, *values in session.execute(there)
     )
-    values = [
-        {"series_id": series_id, "source": "imported", **{name: getattr(row, name) for name in names}} for row in rows
-    ]
-    inserted = session.execute(insert(Observation).on_conflict_do_nothing().returning(*columns), values)
-    return {(n, short or 0, long, seed, long_seed) for n, short, long, seed, long_seed in inserted}
-
-
-def _identity(row: ImportedRow | Observation) -> Identity:
-    """As the unique index of imported observations has it."""
-    return (row.n_params, row.short_tokens or 0, row.long_tokens, row.short_seed, row.long_seed)
+    return {row.identity: (row_id, row) for row_id, row in rows}
 
 
 def _conflict(
-    index: int, given: ImportedRow, other: ImportedRow | Observation, *, row: int | None = None
+    index: int,
+    given: ImportedRow,
+    other: ImportedRow,
+    *,
+    with_row: int | None = None,
+    observation_id: int | None = None,
 ) -> Conflict | None:
     """The first thing that two rows of one identity differ in."""
-    for field in fields(ImportedRow):
-        asked, there = getattr(given, field.name), getattr(other, field.name)
+    for column in _COLUMNS:
+        asked, there = getattr(given, column), getattr(other, column)
         if asked != there:
             return Conflict(
                 row=index,
-                with_row=row,
-                observation_id=other.id if isinstance(other, Observation) else None,
-                column=field.name,
+                with_row=with_row,
+                observation_id=observation_id,
+                column=column,
                 given=asked,
                 other=there,
             )
     return None
 
 
-def _refuse(conflicts: Sequence[Conflict]) -> None:
-    if conflicts:
+def _refuse(found: Iterable[Conflict | None]) -> None:
+    if conflicts := [conflict for conflict in found if conflict is not None]:
         raise ObservationConflictError(conflicts)

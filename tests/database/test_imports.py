@@ -131,10 +131,15 @@ def test_seven_points_are_fitted_and_six_are_not(session: Session) -> None:
     assert session.scalars(select(Fit.series_id)).one() == SERIES.id
 
 
+def test_rows_keep_their_order(session: Session) -> None:
+    import_observations(session, SERIES, [_row(n) for n in (3, 1, 2)])
+    assert session.scalars(select(Observation.long_tokens).order_by(Observation.id)).all() == [3, 1, 2]
+
+
 def test_imports_at_once_store_every_row_once(engine: Engine) -> None:
-    """Four transactions bring the same rows in different orders."""
-    rows = [_row(long_tokens) for long_tokens in range(1, 401)]
-    orders = [rows, rows[::-1], rows[200:] + rows[:200], rows[::2] + rows[1::2]]
+    """Four transactions bring the same rows to a new series, in different orders."""
+    rows = [_row(long_tokens) for long_tokens in range(1, 101)]
+    orders = [rows, rows[::-1], rows[50:] + rows[:50], rows[::2] + rows[1::2]]
     inserted: list[int] = []
     barrier = threading.Barrier(len(orders))
 
