@@ -13,6 +13,7 @@ from sqlalchemy import and_, delete, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from database.claims import segment_held
 from database.events import record_event
 from database.measures import record_metrics, record_points
 from database.models import Attempt, Checkpoint, Evaluation, Segment, SegmentSave
@@ -195,12 +196,27 @@ def fail_attempt(session: Session, token: uuid.UUID, failure: Failure, *, policy
     return True
 
 
-def stop_attempt(session: Session, token: uuid.UUID) -> bool:
+def to_stop(session: Session, *, scheduler_id: uuid.UUID) -> tuple[uuid.UUID, ...]:
+    """Tokens of a scheduler's attempts that are to end at their next checkpoint.
+
+    Those are attempts at segments that only paused grids ask for now, and those on their way to a checkpoint that was
+    asked for when they began and is not any more.
+    """
+    last = exists().where(SegmentSave.segment_key == Segment.key, SegmentSave.step == Attempt.target_step)
+    statement = (
+        select(Attempt.token)
+        .join(Segment, Segment.id == Attempt.segment_id)
+        .where(Attempt.scheduler_id == scheduler_id, Attempt.state == "RUNNING", or_(~last, segment_held()))
+    )
+    return tuple(session.scalars(statement))
+
+
+def stop_attempt(session: Session, token: uuid.UUID, *, reason: str = "the scheduler stopped") -> bool:
     """Ends an attempt that was asked to stop. Its work is READY again and no retry is consumed; False if superseded."""
     attempt = _live(session, token)
     if attempt is None:
         return False
-    attempt.state, attempt.reason, attempt.ended_at = "STOPPED", "the scheduler stopped", func.now()
+    attempt.state, attempt.reason, attempt.ended_at = "STOPPED", reason, func.now()
     row = _work(session, attempt)
     if row.state == "RUNNING":
         _reopen(session, row)

@@ -10,7 +10,8 @@
     ├── SchemaError                    tables and code do not fit together
     │   ├── SchemaBehindError          the database lacks migrations: run `longlaw db upgrade`
     │   └── SchemaAheadError           the database was migrated by a newer Longlaw
-    └── ObservationConflictError       an import has other values for what is observed already
+    ├── ObservationConflictError       an import has other values for what is observed already
+    └── VerbNotAllowedError            the state of a grid does not allow what is asked of it
 
 No message holds a password.
 """
@@ -80,3 +81,16 @@ class ObservationConflictError(DatabaseError):
     def __init__(self, conflicts: Sequence[Conflict]) -> None:
         super().__init__(f"{len(conflicts)} rows contradict what is observed already")
         self.conflicts = tuple(conflicts)
+
+
+class VerbNotAllowedError(DatabaseError):
+    """The state of a grid does not allow what is asked of it.
+
+    Attributes:
+        state: of the grid.
+        verbs: what the state allows.
+    """
+
+    def __init__(self, message: str, *, state: str, verbs: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.state, self.verbs = state, verbs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import case, literal, select
+from sqlalchemy import and_, case, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from database.models import Cell, CellEvaluation, Evaluation, Observation, Series
+from database.models import Cell, CellEvaluation, Evaluation, GridEvaluation, Observation, Series
 
 
 def record_observations(
@@ -16,7 +16,8 @@ def record_observations(
 ) -> int:
     """Inserts the observations that measured evaluations make and that are not there yet; returns how many.
 
-    An evaluation without a value (no token qualified) and the diagnostic at D_l = 0 make none.
+    An evaluation without a value (no token qualified) and the diagnostic at D_l = 0 make none, nor does what a grid no
+    longer asked for when it was measured.
 
     Args:
         evaluation_key: look at this evaluation only.
@@ -47,13 +48,21 @@ def record_observations(
         select(*columns, y.label("y"), y_se.label("y_se"))
         .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
         .join(Series, Series.id == CellEvaluation.series_id)
+        .join(Cell, Cell.id == CellEvaluation.cell_id)
+        .join(
+            GridEvaluation,
+            and_(
+                GridEvaluation.grid_id == Cell.grid_id, GridEvaluation.evaluation_key == CellEvaluation.evaluation_key
+            ),
+        )
         .where(Evaluation.state == "SUCCEEDED", y.is_not(None), Evaluation.long_tokens > 0)
+        .where(GridEvaluation.closed_as.is_(None))
         .distinct()
     )
     if evaluation_key is not None:
         measured = measured.where(CellEvaluation.evaluation_key == evaluation_key)
     if grid_id is not None:
-        measured = measured.join(Cell, Cell.id == CellEvaluation.cell_id).where(Cell.grid_id == grid_id)
+        measured = measured.where(Cell.grid_id == grid_id)
     rows = measured.subquery()
     names = [column.name for column in rows.c]
     statement = (

@@ -1,7 +1,7 @@
 """How far grids are, and why what does not run does not: states derived from the work that a grid claims.
 
-An identity's state is that of its newest generation. A grid is done with a segment when no checkpoint up to its own
-target is missing, whatever other grids still want of it.
+An identity's state is that of its newest generation; for a grid that was cancelled it is what its claim was closed as.
+A grid is done with a segment when no checkpoint up to its own target is missing, whatever other grids still want of it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Subquery, and_, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, Subquery, and_, case, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from database.claims import evaluation_held, missing_save, segment_held
 from database.leading import leader_alive
 from database.models import (
+    OPEN_STATES,
     WORK_STATES,
     Attempt,
     Cell,
@@ -32,7 +34,6 @@ from database.models import (
 )
 from database.why import why
 
-OPEN_STATES = ("PENDING", "READY", "RUNNING")
 CELL_STATES = ("PENDING", "RUNNING", "MEASURED", "FAILED", "CANCELLED")
 
 
@@ -117,11 +118,12 @@ class GridProgress:
 
 
 def grid_states(session: Session, grid_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
-    """The state of each grid: open while anything it claims is open, then what its cells came to.
+    """The state of each grid: open while anything it claims is open, then what its cells came to, unless cancelled.
 
     Found by way of the few evaluations that are open or were given up, so that finished grids cost nothing.
     """
     claims = select(GridEvaluation.grid_id).join(Evaluation, Evaluation.key == GridEvaluation.evaluation_key)
+    claims = claims.where(GridEvaluation.closed_as.is_(None))
     is_open = session.scalars(
         claims.where(GridEvaluation.grid_id.in_(grid_ids), Evaluation.state.in_(OPEN_STATES)).distinct()
     ).all()
@@ -143,15 +145,21 @@ def grid_states(session: Session, grid_ids: Collection[uuid.UUID]) -> dict[uuid.
     states |= {grid_id: "FAILED" if failed else "CANCELLED" for grid_id, failed in session.execute(given_up)}
     states |= dict.fromkeys(is_open, "PENDING")
     states |= dict.fromkeys(session.scalars(running), "RUNNING")
+    cancelled = select(Grid.id).where(Grid.id.in_(grid_ids), Grid.cancelled_at.is_not(None))
+    states |= dict.fromkeys(session.scalars(cancelled), "CANCELLED")
     return states
 
 
-def grid_progress(session: Session, grid_id: uuid.UUID) -> GridProgress:
-    """Cells, tokens, running attempts, what waits and what failed, of one grid."""
-    segments, evaluations = _segments_of(grid_id), _evaluations_of(grid_id)
+def grid_progress(session: Session, grid_id: uuid.UUID, *, paused: bool = False) -> GridProgress:
+    """Cells, tokens, running attempts, what waits and what failed, of one grid.
+
+    Args:
+        paused: the grid is: what waits may do so for that reason.
+    """
+    segments, evaluations = _segments_of(grid_id, paused=paused), _evaluations_of(grid_id, paused=paused)
     waiting, failures = _not_running(session, segments, evaluations)
     return GridProgress(
-        cells=_cell_counts(session, grid_id),
+        cells=cell_counts(session, grid_id),
         scales=_scales(session, segments, evaluations),
         attempts=_attempts(session, segments, evaluations),
         waiting=waiting,
@@ -179,11 +187,12 @@ def done_step() -> Any:
     ).scalar_subquery()
 
 
-def _segments_of(grid_id: uuid.UUID) -> Subquery:
-    there = exists().where(Checkpoint.segment_key == SegmentSave.segment_key, Checkpoint.step == SegmentSave.step)
+def _segments_of(grid_id: uuid.UUID, *, paused: bool) -> Subquery:
     lacking = exists().where(
-        SegmentSave.segment_key == Segment.key, SegmentSave.step <= GridSegment.target_step, ~there
+        SegmentSave.segment_key == Segment.key, SegmentSave.step <= GridSegment.target_step, missing_save()
     )
+    state = case((lacking, Segment.state), else_="SUCCEEDED")
+    live = and_(Attempt.segment_id == Segment.id, Attempt.state == "RUNNING", GridSegment.closed_as.is_(None))
     durable = done_step()
     step = func.least(func.greatest(durable, Attempt.progress_step, 0), GridSegment.target_step)
     return (
@@ -196,31 +205,37 @@ def _segments_of(grid_id: uuid.UUID) -> Subquery:
             Segment.not_before,
             Segment.tokens_per_step,
             GridSegment.target_step,
-            case((lacking, Segment.state), else_="SUCCEEDED").label("state"),
+            func.coalesce(GridSegment.closed_as, state).label("state"),
+            (segment_held() if paused else literal(False)).label("held"),
             step.label("step"),
+            Attempt.id.label("attempt_id"),
             Attempt.tokens_per_s,
         )
         .join(GridSegment, GridSegment.segment_key == Segment.key)
-        .outerjoin(Attempt, and_(Attempt.segment_id == Segment.id, Attempt.state == "RUNNING"))
+        .outerjoin(Attempt, live)
         .where(GridSegment.grid_id == grid_id, newest(Segment))
         .subquery("work")
     )
 
 
-def _evaluations_of(grid_id: uuid.UUID) -> Subquery:
+def _evaluations_of(grid_id: uuid.UUID, *, paused: bool) -> Subquery:
     rule = Evaluation.rule["name"].astext
     after = rule + ", after " + Evaluation.follow_up  # NULL without a follow-up
+    live = and_(Attempt.evaluation_id == Evaluation.id, Attempt.state == "RUNNING", GridEvaluation.closed_as.is_(None))
     return (
         select(
             Evaluation.id,
             Evaluation.scale,
             func.coalesce(after, rule).label("kind"),
-            Evaluation.state,
+            claim_state().label("state"),
+            (evaluation_held() if paused else literal(False)).label("held"),
             Evaluation.reason,
             Evaluation.not_before,
             Evaluation.segment_key.label("awaits"),
+            Attempt.id.label("attempt_id"),
         )
         .join(GridEvaluation, GridEvaluation.evaluation_key == Evaluation.key)
+        .outerjoin(Attempt, live)
         .where(GridEvaluation.grid_id == grid_id, newest(Evaluation))
         .subquery("work")
     )
@@ -273,15 +288,9 @@ def _scales(session: Session, segments: Subquery, evaluations: Subquery) -> tupl
 
 def _attempts(session: Session, segments: Subquery, evaluations: Subquery) -> tuple[RunningAttempt, ...]:
     found: list[RunningAttempt] = []
-    for kind, work, link in (
-        ("SEGMENT", segments, Attempt.segment_id),
-        ("EVALUATION", evaluations, Attempt.evaluation_id),
-    ):
+    for kind, work in (("SEGMENT", segments), ("EVALUATION", evaluations)):
         statement = (
-            select(Attempt, work.c.kind, work.c.scale)
-            .join(work, work.c.id == link)
-            .where(Attempt.state == "RUNNING")
-            .order_by(Attempt.id)
+            select(Attempt, work.c.kind, work.c.scale).join(work, work.c.attempt_id == Attempt.id).order_by(Attempt.id)
         )
         found += [
             RunningAttempt(
@@ -308,11 +317,17 @@ def _not_running(
     failures: Counter[tuple[str, str, str]] = Counter()
     now, alive = database_now(session), leader_alive(session)
     for kind, statement in (("SEGMENT", _stuck(segments)), ("EVALUATION", _stuck(evaluations))):
-        for scale, state, reason, not_before, awaited, count in session.execute(statement):
+        for scale, state, reason, not_before, held, awaited, count in session.execute(statement):
             said = why(
-                state=state, reason=reason, not_before=not_before, now=now, leader_alive=alive, waiting_for=awaited
+                state=state,
+                reason=reason,
+                not_before=not_before,
+                now=now,
+                leader_alive=alive,
+                held=held,
+                waiting_for=awaited,
             )
-            kept = failures if state in ("FAILED", "CANCELLED") else waiting
+            kept = failures if state == "FAILED" else waiting
             kept[scale, kind, said or state.lower()] += count
     return (
         tuple(Waiting(scale=s, kind=k, why=said, count=count) for (s, k, said), count in waiting.items()),
@@ -321,27 +336,35 @@ def _not_running(
 
 
 def _stuck(work: Subquery) -> Select[Any]:
-    """Work that neither runs nor has succeeded, grouped by what it waits for."""
+    """Work that waits, grouped by what for, and work that failed, grouped by why."""
     awaited = select(func.concat(func.min(Segment.kind), " of ", func.min(Segment.scale)))
     awaited_text = case((work.c.awaits.is_not(None), awaited.where(Segment.key == work.c.awaits).scalar_subquery()))
-    columns = (work.c.scale, work.c.state, work.c.reason, work.c.not_before, awaited_text.label("awaited"))
-    grouped = select(*columns).where(work.c.state.in_(("PENDING", "READY", "FAILED", "CANCELLED"))).subquery()
+    columns = (work.c.scale, work.c.state, work.c.reason, work.c.not_before, work.c.held, awaited_text.label("awaited"))
+    grouped = select(*columns).where(work.c.state.in_(("PENDING", "READY", "FAILED"))).subquery()
     return select(*grouped.c, func.count()).group_by(*grouped.c).order_by(grouped.c.scale, grouped.c.state)
 
 
+def claim_state() -> ColumnElement[str]:
+    """What an evaluation is for a grid; for statements over `Evaluation` and `GridEvaluation`."""
+    return func.coalesce(GridEvaluation.closed_as, Evaluation.state)
+
+
 def cell_state() -> Any:
-    """The state of a cell from its evaluations; for statements that group `Evaluation` by cell."""
+    """The state of a cell from its evaluations; for statements that group `claim_state` by cell."""
+    state = claim_state()
     trains = exists().where(Segment.key == Evaluation.segment_key, Segment.state == "RUNNING")
     return case(
-        (func.bool_and(Evaluation.state == "SUCCEEDED"), "MEASURED"),
-        (
-            func.bool_or(or_(Evaluation.state == "RUNNING", and_(Evaluation.state.in_(("PENDING", "READY")), trains))),
-            "RUNNING",
-        ),
-        (func.bool_or(Evaluation.state.in_(OPEN_STATES)), "PENDING"),
-        (func.bool_or(Evaluation.state == "FAILED"), "FAILED"),
+        (func.bool_and(state == "SUCCEEDED"), "MEASURED"),
+        (func.bool_or(or_(state == "RUNNING", and_(state.in_(("PENDING", "READY")), trains))), "RUNNING"),
+        (func.bool_or(state.in_(OPEN_STATES)), "PENDING"),
+        (func.bool_or(state == "FAILED"), "FAILED"),
         else_="CANCELLED",
     )
+
+
+def claim_of_cell() -> ColumnElement[bool]:
+    """The claim by which a cell's evaluation is asked for; for statements over `Cell` and `CellEvaluation`."""
+    return and_(GridEvaluation.grid_id == Cell.grid_id, GridEvaluation.evaluation_key == CellEvaluation.evaluation_key)
 
 
 def cell_states(grid_id: uuid.UUID, cell_ids: Sequence[int] | None = None) -> Select[int, str]:
@@ -350,13 +373,15 @@ def cell_states(grid_id: uuid.UUID, cell_ids: Sequence[int] | None = None) -> Se
         select(Cell.id, cell_state().label("state"))
         .join(CellEvaluation, CellEvaluation.cell_id == Cell.id)
         .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
+        .join(GridEvaluation, claim_of_cell())
         .where(Cell.grid_id == grid_id, newest(Evaluation))
         .group_by(Cell.id)
     )
     return statement if cell_ids is None else statement.where(Cell.id.in_(cell_ids))
 
 
-def _cell_counts(session: Session, grid_id: uuid.UUID) -> dict[str, int]:
+def cell_counts(session: Session, grid_id: uuid.UUID) -> dict[str, int]:
+    """How many cells of a grid are in which state."""
     states = cell_states(grid_id).subquery()
     counts = dict.fromkeys(CELL_STATES, 0)
     for state, count in session.execute(select(states.c.state, func.count()).group_by(states.c.state)):

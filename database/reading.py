@@ -15,20 +15,25 @@ from typing import Any, Literal
 from sqlalchemy import and_, exists, func, select, tuple_
 from sqlalchemy.orm import Session, sessionmaker
 
-from database.models import Cell, CellEvaluation, Fit, Grid, Observation, Series
-from database.progress import GridProgress, grid_progress, grid_states
+from database.models import Cell, CellEvaluation, Fit, Grid, GridEvaluation, Observation, Series
+from database.progress import GridProgress, claim_of_cell, grid_progress, grid_states
+from database.verbs import OPEN_GRID_STATES, Verb, legal_verbs
 
 ObservationOrder = Literal["id", "log_longppl"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridRecord:
-    """A grid as submitted, with its derived state; `flops` and `gpu_hours` are what its plan had to spend."""
+    """A grid as submitted, with its derived state; `flops` and `gpu_hours` are what its plan had to spend.
+
+    `paused_at` is None also once a paused grid has ended.
+    """
 
     id: uuid.UUID
     name: str
     protocol: str
     state: str
+    paused_at: dt.datetime | None
     created_at: dt.datetime
     holdout: str | None
     tokens_train: int
@@ -39,11 +44,12 @@ class GridRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridStanding:
-    """A grid, where it stands, and the series that its measurements belong to."""
+    """A grid, where it stands, the series that its measurements belong to, and what may be asked of it now."""
 
     grid: GridRecord
     progress: GridProgress
     series: tuple[str, ...]
+    verbs: tuple[Verb, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +119,14 @@ def grid_standing(session: Session, grid_id: uuid.UUID) -> GridStanding | None:
         .distinct()
         .order_by(CellEvaluation.series_id)
     )
+    grid = _grid(row, grid_states(session, [grid_id])[grid_id])
+    progress = grid_progress(session, grid_id, paused=grid.paused_at is not None)
+    failed = any(scale.evaluations["FAILED"] for scale in progress.scales)
     return GridStanding(
-        grid=_grid(row, grid_states(session, [grid_id])[grid_id]),
-        progress=grid_progress(session, grid_id),
+        grid=grid,
+        progress=progress,
         series=tuple(session.scalars(series)),
+        verbs=legal_verbs(grid.state, paused=grid.paused_at is not None, failed=failed),
     )
 
 
@@ -162,8 +172,10 @@ def list_observations(
         asked = (
             select(CellEvaluation.cell_id)
             .join(Cell, Cell.id == CellEvaluation.cell_id)
+            .join(GridEvaluation, claim_of_cell())
             .where(
                 Cell.grid_id == grid_id,
+                GridEvaluation.closed_as.is_(None),
                 CellEvaluation.evaluation_key == Observation.evaluation_key,
                 CellEvaluation.series_id == Observation.series_id,
             )
@@ -218,6 +230,7 @@ def _grid(row: Grid, state: str) -> GridRecord:
         name=row.name,
         protocol=row.protocol,
         state=state,
+        paused_at=row.paused_at if state in OPEN_GRID_STATES else None,
         created_at=row.created_at,
         holdout=row.holdout,
         tokens_train=row.tokens_train,

@@ -5,13 +5,25 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from database.claims import evaluation_held
 from database.leading import leader_alive
-from database.models import Attempt, Cell, CellEvaluation, Checkpoint, Evaluation, Segment, Series
-from database.progress import OPEN_STATES, cell_states, database_now, newest
+from database.models import (
+    OPEN_STATES,
+    Attempt,
+    Cell,
+    CellEvaluation,
+    Checkpoint,
+    Evaluation,
+    GridEvaluation,
+    Segment,
+    Series,
+)
+from database.progress import cell_states, claim_of_cell, database_now, newest
 from database.why import why
 
 
@@ -51,6 +63,12 @@ class CellRecord:
     evaluations: tuple[CellEvaluationRecord, ...]
 
 
+_METRICS = (
+    *("log_longppl", "log_longppl_se", "log_shortppl", "log_shortppl_se", "log_ppl", "log_ppl_se"),
+    *("key_gap", "key_count"),
+)
+
+
 def list_cells(session: Session, grid_id: uuid.UUID, *, after: int | None, limit: int) -> list[CellRecord]:
     """Cells of a grid in the order of its plan. Sort key: `id`."""
     statement = select(Cell).where(Cell.grid_id == grid_id).order_by(Cell.id).limit(limit)
@@ -59,25 +77,57 @@ def list_cells(session: Session, grid_id: uuid.UUID, *, after: int | None, limit
     cells = session.scalars(statement).all()
     ids = [cell.id for cell in cells]
     states: dict[int, str] = dict(session.execute(cell_states(grid_id, ids)).all())
-    evaluations: dict[int, list[tuple[str, str, Evaluation]]] = {cell_id: [] for cell_id in ids}
+    evaluations: dict[int, list[_Asked]] = {cell_id: [] for cell_id in ids}
     measurements = (
-        select(CellEvaluation.cell_id, CellEvaluation.series_id, Series.rule, Evaluation)
+        select(
+            CellEvaluation.cell_id,
+            CellEvaluation.series_id,
+            Series.rule,
+            Evaluation,
+            GridEvaluation.closed_as,
+            evaluation_held(),
+        )
+        .join(Cell, Cell.id == CellEvaluation.cell_id)
+        .join(GridEvaluation, claim_of_cell())
         .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
         .join(Series, Series.id == CellEvaluation.series_id)
         .where(CellEvaluation.cell_id.in_(ids), newest(Evaluation))
         .order_by(Evaluation.id)
     )
-    for cell_id, series_id, rule, evaluation in session.execute(measurements):
-        evaluations[cell_id].append((series_id, rule, evaluation))
-    told = _whys(session, [row for rows in evaluations.values() for _, _, row in rows])
+    for cell_id, series_id, rule, row, closed_as, held in session.execute(measurements):
+        evaluations[cell_id].append(_Asked(series_id=series_id, rule=rule, row=row, closed_as=closed_as, held=held))
+    told = _whys(session, [asked for rows in evaluations.values() for asked in rows])
     return [_cell(cell, states[cell.id], evaluations[cell.id], told) for cell in cells]
 
 
-def _cell(
-    cell: Cell, state: str, rows: Sequence[tuple[str, str, Evaluation]], told: dict[str, str | None]
-) -> CellRecord:
-    decisive = [row for _, _, row in rows if row.state in OPEN_STATES] or [
-        row for _, _, row in rows if row.state != "SUCCEEDED"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The newest generation of an evaluation, and what it is for the grid whose cell asks for it."""
+
+    series_id: str
+    rule: str
+    row: Evaluation
+    closed_as: str | None
+    held: bool
+
+    @property
+    def state(self) -> str:
+        return self.closed_as or self.row.state
+
+    @property
+    def reason(self) -> str | None:
+        if self.closed_as == "CANCELLED":
+            return "the grid was cancelled"
+        return self.row.reason if self.state == self.row.state else None
+
+    def value(self, name: str) -> Any:
+        """A metric; None where the grid had withdrawn its claim before it was measured."""
+        return None if self.closed_as else getattr(self.row, name)
+
+
+def _cell(cell: Cell, state: str, rows: Sequence[_Asked], told: dict[str, str | None]) -> CellRecord:
+    decisive = [asked for asked in rows if asked.state in OPEN_STATES] or [
+        asked for asked in rows if asked.state != "SUCCEEDED"
     ]
     return CellRecord(
         id=cell.id,
@@ -89,44 +139,38 @@ def _cell(
         long_seed=cell.long_seed,
         plan_status=cell.plan_status,
         state=state,
-        why=told[decisive[0].key] if decisive else None,
+        why=told[decisive[0].row.key] if decisive else None,
         evaluations=tuple(
             CellEvaluationRecord(
-                id=row.key,
-                series_id=series_id,
-                rule=rule,
-                state=row.state,
-                log_longppl=row.log_longppl,
-                log_longppl_se=row.log_longppl_se,
-                log_shortppl=row.log_shortppl,
-                log_shortppl_se=row.log_shortppl_se,
-                log_ppl=row.log_ppl,
-                log_ppl_se=row.log_ppl_se,
-                key_gap=row.key_gap,
-                key_count=row.key_count,
-                reason=row.reason,
+                id=asked.row.key,
+                series_id=asked.series_id,
+                rule=asked.rule,
+                state=asked.state,
+                reason=asked.reason,
+                **{name: asked.value(name) for name in _METRICS},
             )
-            for series_id, rule, row in rows
+            for asked in rows
         ),
     )
 
 
-def _whys(session: Session, evaluations: Sequence[Evaluation]) -> dict[str, str | None]:
+def _whys(session: Session, evaluations: Sequence[_Asked]) -> dict[str, str | None]:
     """What each evaluation waits for, by key: itself, the segment it reads, or what that segment descends from."""
-    segments = _with_ancestors(session, {row.segment_key for row in evaluations if row.state == "PENDING"})
+    segments = _with_ancestors(session, {asked.row.segment_key for asked in evaluations if asked.state == "PENDING"})
     steps = _steps(session, segments)
     now, alive = database_now(session), leader_alive(session)
     told: dict[str, str | None] = {}
-    for row in evaluations:
-        waiting_for = None
-        if row.state == "PENDING" and row.segment_key in segments:
+    for asked in evaluations:
+        row, waiting_for = asked.row, None
+        if asked.state == "PENDING" and row.segment_key in segments:
             waiting_for = _blocker(segments[row.segment_key], row.step, segments, steps)
         told[row.key] = why(
-            state=row.state,
-            reason=row.reason,
+            state=asked.state,
+            reason=asked.reason,
             not_before=row.not_before,
             now=now,
             leader_alive=alive,
+            held=asked.held,
             waiting_for=waiting_for,
         )
     return told

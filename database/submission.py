@@ -12,8 +12,10 @@ from sqlalchemy import ColumnElement, Text, any_, func, literal, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from database.claims import drop_unread_saves
 from database.events import record_event
 from database.models import (
+    OPEN_STATES,
     Base,
     Cell,
     CellEvaluation,
@@ -31,7 +33,6 @@ from database.models import (
 )
 from database.observations import record_observations
 from database.specs import to_json
-from database.work import OPEN_STATES
 from workers import spec
 from workers.probe_spec import ProbeSet
 from workers.spec import Execution
@@ -229,6 +230,9 @@ def _claim_segments(session: Session, grid_id: uuid.UUID, claims: Sequence[Claim
             if claim.save_steps
         ),
     )
+    generations = _generations(session, Segment, [claim.key for claim in claims])
+    closed = [claim.key for claim in claims if claim.missing_steps and not generations.get(claim.key, (0, False))[1]]
+    drop_unread_saves(session, _among(SegmentSave.segment_key, closed))  # those of generations that were given up
     _upsert(session, SegmentSave, ({"segment_key": c.key, "step": step} for c in claims for step in c.missing_steps))
     _upsert(
         session,
@@ -249,7 +253,6 @@ def _claim_segments(session: Session, grid_id: uuid.UUID, claims: Sequence[Claim
                 )
                 .values(scheduled=True)
             )
-    generations = _generations(session, Segment, [claim.key for claim in claims])
     new_rows = []
     for claim in claims:
         if not claim.missing_steps:

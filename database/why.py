@@ -12,6 +12,7 @@ def why(
     not_before: dt.datetime | None,
     now: dt.datetime,
     leader_alive: bool,
+    held: bool = False,
     waiting_for: str | None = None,
     progress: str | None = None,
 ) -> str | None:
@@ -23,11 +24,14 @@ def why(
         not_before: no attempt before this time.
         now: the database's clock.
         leader_alive: whether a scheduler is at work.
+        held: all grids that ask for it are paused.
         waiting_for: the missing checkpoint, e.g. "short_trunk of d64 at step 512", for PENDING work.
         progress: of the running attempt, e.g. "step 120 of 512".
     """
     if state in ("SUCCEEDED", "FAILED", "CANCELLED"):
         return reason
+    if held and state != "RUNNING":
+        return "paused: `longlaw grid resume` lets it go on"
     if not leader_alive:
         return "no scheduler is running: start one (`longlaw up`, or `python -m orchestrator.scheduler`)"
     if state == "RUNNING":

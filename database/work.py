@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
+from database.claims import evaluation_held, missing_save, save_held, segment_held
 from database.events import record_event
 from database.models import (
+    OPEN_STATES,
     Attempt,
     Checkpoint,
     Evaluation,
@@ -28,7 +30,6 @@ from database.specs import evaluator_from_json, execution_from_json, rule_from_j
 from workers.probe_spec import ProbeRun, ProbeSet
 from workers.spec import CheckpointRef, EvaluationRun, LongStage, SegmentRun, Snapshot, StoredCheckpoint
 
-OPEN_STATES = ("PENDING", "READY", "RUNNING")
 _TOO_FEW_WORKERS_WAIT_S = 60.0
 
 
@@ -109,10 +110,11 @@ def claim_segment(
     free_workers: int = 1,
     alive_workers: int = 1,
 ) -> ClaimedSegment | Gathering | None:
-    """Claims the READY segment that the longest chain of training hangs on, or None if none is ready.
+    """Claims the READY segment that the longest chain of training hangs on, or None if none is ready and wanted.
 
     The run is the next contiguous stretch: from the nearest checkpoint before the first missing save, through the
-    missing saves, up to the next checkpoint that exists already. A segment that lacks nothing is closed in passing.
+    missing saves, up to the next checkpoint that exists already, and no further than grids ask that are not paused. A
+    segment that lacks nothing is closed in passing.
     One that asks for more processes than workers are alive waits, with the reason, and is looked at again; one that
     asks for more than are free now is worth waiting for: nothing shorter may take its workers, or it would never run.
     """
@@ -150,7 +152,7 @@ def claim_segment(
 def claim_evaluation(
     session: Session, *, scheduler_id: uuid.UUID, worker: str, lease_s: float
 ) -> ClaimedEvaluation | None:
-    """Claims the oldest READY evaluation, or None if none is ready.
+    """Claims the oldest READY evaluation that a grid asks for which is not paused, or None if there is none.
 
     The first evaluation of an evaluator computes its key tokens for all others: until one has succeeded, one runs at a
     time.
@@ -193,8 +195,7 @@ def claim_evaluation(
 
 def missing_saves(session: Session, segment_key: str) -> tuple[int, ...]:
     """Scheduled checkpoints of the segment that nobody has trained yet, ascending."""
-    there = exists().where(Checkpoint.segment_key == SegmentSave.segment_key, Checkpoint.step == SegmentSave.step)
-    statement = select(SegmentSave.step).where(SegmentSave.segment_key == segment_key, ~there)
+    statement = select(SegmentSave.step).where(SegmentSave.segment_key == segment_key, missing_save())
     return tuple(session.scalars(statement.order_by(SegmentSave.step)))
 
 
@@ -211,7 +212,7 @@ def _due(not_before: ColumnElement[dt.datetime | None]) -> ColumnElement[bool]:
 def _next_segment() -> Select[Segment]:
     return (
         select(Segment)
-        .where(Segment.state == "READY", _due(Segment.not_before.expression))
+        .where(Segment.state == "READY", _due(Segment.not_before.expression), ~segment_held())
         .order_by(Segment.priority.desc(), Segment.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -225,7 +226,8 @@ def _next_evaluation() -> Select[Evaluation]:
     keys_under_way = exists().where(same_evaluator, other.state == "RUNNING")
     return (
         select(Evaluation)
-        .where(Evaluation.state == "READY", _due(Evaluation.not_before.expression), or_(keys_known, ~keys_under_way))
+        .where(Evaluation.state == "READY", _due(Evaluation.not_before.expression), ~evaluation_held())
+        .where(or_(keys_known, ~keys_under_way))
         .order_by(Evaluation.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=Evaluation)
@@ -239,6 +241,8 @@ def _segment_run(session: Session, row: Segment) -> SegmentRun | None:
     mine = Checkpoint.segment_key == row.key
     before = session.scalar(select(func.max(Checkpoint.step)).where(mine, Checkpoint.step < missing[0]))
     after = session.scalar(select(func.min(Checkpoint.step)).where(mine, Checkpoint.step > missing[0]))
+    wanted = select(func.max(SegmentSave.step)).where(SegmentSave.segment_key == row.key, missing_save(), ~save_held())
+    last = session.scalar(wanted) or missing[-1]  # paused since the row was chosen: that acts at the next checkpoint
     segment = segment_from_json(row.spec)
     start: StoredCheckpoint | None = None
     start_sources: tuple[StoredCheckpoint, ...] = ()
@@ -251,7 +255,7 @@ def _segment_run(session: Session, row: Segment) -> SegmentRun | None:
     return SegmentRun(
         segment=segment,
         start=start,
-        save_steps=tuple(step for step in missing if after is None or step < after),
+        save_steps=tuple(step for step in missing if step <= last and (after is None or step < after)),
         start_sources=start_sources,
         execution=execution_from_json(row.execution),
     )

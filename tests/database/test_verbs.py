@@ -1,0 +1,618 @@
+"""Cancel, pause, resume, retry: each changes what it says and nothing else, whoever does what at the same time."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.orm import Session
+
+from database.attempts import (
+    Failure,
+    RetryPolicy,
+    fail_attempt,
+    finish_segment,
+    lose_attempts,
+    record_checkpoint,
+    record_evaluation,
+    renew,
+    stop_attempt,
+    to_stop,
+)
+from database.errors import VerbNotAllowedError
+from database.models import Attempt, Checkpoint, Evaluation, Event, Grid, Observation, Segment, SegmentSave
+from database.progress import cell_counts, grid_states
+from database.reading import grid_standing, list_observations
+from database.reading_cells import list_cells
+from database.verbs import Obeyed, Verb, obey
+from database.work import ClaimedSegment, fail_orphans, promote
+from tests.database.work_rows import (
+    checkpoint_of,
+    evaluation_result,
+    next_evaluation,
+    next_segment,
+    run_all,
+    scheduler_row,
+    segment_row,
+    submitted,
+    train,
+)
+
+HOPELESS = Failure(kind="user", reason="loss is nan", hopeless=True)
+
+
+def asked(engine: Engine, grid_id: uuid.UUID, verb: Verb) -> Obeyed:
+    with Session(engine) as session, session.begin():
+        obeyed = obey(session, grid_id, verb)
+        assert obeyed is not None
+        return obeyed
+
+
+def state_of(engine: Engine, grid_id: uuid.UUID) -> str:
+    with Session(engine) as session:
+        return grid_states(session, [grid_id])[grid_id]
+
+
+def cells_of(engine: Engine, grid_id: uuid.UUID) -> dict[str, int]:
+    """Cells by state, as the detail, the list of cells and SQL have them; all agree, and none is lost or doubled."""
+    with Session(engine) as session:
+        counts = {state: count for state, count in cell_counts(session, grid_id).items() if count}
+        assert counts == Counter(cell.state for cell in list_cells(session, grid_id, after=None, limit=100))
+        view = text("SELECT state, count(*) FROM research.cells WHERE grid_id = :id GROUP BY state")
+        assert counts == dict(session.execute(view, {"id": grid_id}).all())
+    return counts
+
+
+def missing_steps(engine: Engine, key: str) -> list[int]:
+    with Session(engine) as session:
+        there = select(Checkpoint.step).where(Checkpoint.segment_key == key)
+        rows = select(SegmentSave.step).where(SegmentSave.segment_key == key, SegmentSave.step.not_in(there))
+        return list(session.scalars(rows.order_by(SegmentSave.step)))
+
+
+def states(engine: Engine, table: type[Segment] | type[Evaluation]) -> Counter[str]:
+    with Session(engine) as session:
+        return Counter(session.scalars(select(table.state)))
+
+
+def long_stage(engine: Engine, scheduler: uuid.UUID) -> ClaimedSegment:
+    """The long stage, claimed; what it begins with is trained."""
+    while (claim := next_segment(engine, scheduler)) is not None:
+        if claim.run.segment.kind == "long_constant":
+            return claim
+        train(engine, claim)
+    raise AssertionError("no long stage")
+
+
+def record(engine: Engine, claim: ClaimedSegment, step: int) -> bool:
+    with Session(engine) as session, session.begin():
+        return record_checkpoint(session, claim.token, checkpoint_of(claim, step))
+
+
+def told_to_stop(engine: Engine, scheduler: uuid.UUID) -> tuple[uuid.UUID, ...]:
+    with Session(engine) as session:
+        return to_stop(session, scheduler_id=scheduler)
+
+
+def test_cancelled_grid_leaves_nothing_to_do(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    done = asked(engine, grid_id, "cancel")
+    assert (done.counts.segments, done.counts.evaluations, done.counts.attempts) == (3, 2, 0)
+    assert done.counts.tokens_saved == (27 + 16) * 64
+    assert states(engine, Segment) == {"CANCELLED": 3}
+    assert states(engine, Evaluation) == {"CANCELLED": 2}
+    assert (state_of(engine, grid_id), cells_of(engine, grid_id)) == ("CANCELLED", {"CANCELLED": 2})
+    assert run_all(engine, scheduler_row(engine)) == ([], [])
+
+
+def test_running_attempt_is_superseded_and_its_late_reports_change_nothing(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    assert record(engine, long, 8)
+    evaluation = next_evaluation(engine, scheduler)
+    assert evaluation is not None
+    done = asked(engine, grid_id, "cancel")
+    assert (done.counts.segments, done.counts.evaluations, done.counts.attempts) == (1, 2, 2)
+    assert done.counts.tokens_saved == 8 * 64
+    with Session(engine) as session, session.begin():
+        assert not renew(session, long.token, lease_s=60.0)  # the scheduler stops the worker
+        assert not record_checkpoint(session, long.token, checkpoint_of(long, 16))
+        assert not finish_segment(session, long.token)
+        assert not stop_attempt(session, long.token)
+        assert not fail_attempt(session, long.token, HOPELESS, policy=RetryPolicy())
+        assert not record_evaluation(session, evaluation.token, evaluation_result())
+        assert lose_attempts(session, scheduler_id=scheduler, held=()) == 0
+        assert promote(session) + fail_orphans(session) == 0
+        assert list(session.scalars(select(Checkpoint.step).where(Checkpoint.segment_key == long.key))) == [8]
+        assert session.scalar(select(func.count()).select_from(Observation)) == 0
+        assert Counter(session.scalars(select(Attempt.state))) == {"SUCCEEDED": 2, "STOPPED": 2}
+    assert states(engine, Segment) == {"SUCCEEDED": 2, "CANCELLED": 1}
+    assert run_all(engine, scheduler_row(engine)) == ([], [])
+
+
+def test_measured_cells_stay_measured(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    record(engine, long, 8)
+    evaluation = next_evaluation(engine, scheduler)
+    assert evaluation is not None
+    with Session(engine) as session, session.begin():
+        record_evaluation(session, evaluation.token, evaluation_result())
+    assert asked(engine, grid_id, "cancel").counts.cells_measured == 1
+    assert cells_of(engine, grid_id) == {"MEASURED": 1, "CANCELLED": 1}
+    with Session(engine) as session:
+        measured, cancelled = list_cells(session, grid_id, after=None, limit=10)
+        assert (measured.why, cancelled.why) == (None, "the grid was cancelled")
+        assert [cell.evaluations[0].log_longppl for cell in (measured, cancelled)] == [2.0, None]
+        standing = grid_standing(session, grid_id)
+        assert standing is not None
+        assert (standing.grid.state, standing.verbs, standing.progress.waiting) == ("CANCELLED", (), ())
+        assert standing.progress.failures == ()
+
+
+def test_same_grid_again_opens_new_generations_that_go_on_from_the_old_checkpoints(engine: Engine) -> None:
+    first = submitted(engine).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    record(engine, long, 8)
+    with Session(engine) as session, session.begin():
+        record_checkpoint(session, long.token, checkpoint_of(long, 12, scheduled=False))
+    asked(engine, first, "cancel")
+    again = submitted(engine, name="again")
+    assert again.plan.tokens_train == 4 * 64
+    segments, evaluations = run_all(engine, scheduler)
+    ((start, save_steps),) = [(claim.run.start, claim.run.save_steps) for claim in segments]
+    assert start is not None
+    assert (start.ref.step, save_steps, len(evaluations)) == (12, (16,), 2)
+    assert segment_row(engine, long.key).generation == 2
+    assert (state_of(engine, first), cells_of(engine, first)) == ("CANCELLED", {"CANCELLED": 2})
+    assert (state_of(engine, again.grid_id), cells_of(engine, again.grid_id)) == ("SUCCEEDED", {"MEASURED": 2})
+
+
+def test_what_another_grid_asks_for_goes_on_and_only_that(engine: Engine) -> None:
+    """The longer grid shares trunk, decay and the long stage; its own checkpoints go with it, the target shrinks."""
+    shorter = submitted(engine, long_steps=(8, 16)).grid_id
+    longer = submitted(engine, name="longer", long_steps=(4, 8, 32)).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    assert long.run.save_steps == (4, 8, 16, 32)
+    done = asked(engine, longer, "cancel").counts
+    assert (done.segments, done.segments_kept, done.attempts) == (0, 1, 0)
+    assert (done.evaluations, done.evaluations_kept, done.tokens_saved) == (2, 1, 16 * 64)
+    assert missing_steps(engine, long.key) == [8, 16]
+    assert segment_row(engine, long.key).target_step == 16
+    assert told_to_stop(engine, scheduler) == (long.token,)  # it is on its way to 32
+    assert record(engine, long, 8)
+    with Session(engine) as session, session.begin():
+        assert stop_attempt(session, long.token, reason="no longer asked for")
+    segments, evaluations = run_all(engine, scheduler)
+    assert [(claim.run.start and claim.run.start.ref.step, claim.run.save_steps) for claim in segments] == [(8, (16,))]
+    assert len(evaluations) == 2
+    assert (state_of(engine, shorter), cells_of(engine, shorter)) == ("SUCCEEDED", {"MEASURED": 2})
+    assert (state_of(engine, longer), cells_of(engine, longer)) == ("CANCELLED", {"CANCELLED": 3})
+    with Session(engine) as session:
+        rows = {id: list_observations(session, grid_id=id, after=None, limit=10) for id in (shorter, longer)}
+    assert [len(rows[id]) for id in (shorter, longer)] == [2, 0]
+
+
+def test_cancelling_the_shorter_grid_takes_its_own_checkpoints_alone(engine: Engine) -> None:
+    shorter = submitted(engine, long_steps=(8, 16)).grid_id
+    longer = submitted(engine, name="longer", long_steps=(4, 8, 32)).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    done = asked(engine, shorter, "cancel").counts
+    assert (done.segments, done.evaluations, done.tokens_saved) == (0, 1, 0)  # all of the way is needed
+    assert missing_steps(engine, long.key) == [4, 8, 32]
+    assert told_to_stop(engine, scheduler) == ()
+    train(engine, long)
+    run_all(engine, scheduler)
+    assert cells_of(engine, longer) == {"MEASURED": 3}
+    assert cells_of(engine, shorter) == {"CANCELLED": 2}
+
+
+def test_attempt_whose_whole_stretch_nobody_asks_for_ends_at_once(engine: Engine) -> None:
+    """A grid between the checkpoints of another: the other's stretch, further on, is next."""
+    submitted(engine, long_steps=(8, 16))
+    scheduler = scheduler_row(engine)
+    run_all(engine, scheduler)
+    denser = submitted(engine, name="denser", long_steps=(4,)).grid_id
+    longer = submitted(engine, name="longer", long_steps=(32,)).grid_id
+    claim = next_segment(engine, scheduler)
+    assert claim is not None
+    assert claim.run.save_steps == (4,)
+    done = asked(engine, denser, "cancel").counts
+    assert (done.segments, done.segments_kept, done.attempts, done.tokens_saved) == (0, 1, 1, 4 * 64)
+    assert not record(engine, claim, 4)
+    (next_claim,), _ = run_all(engine, scheduler)
+    assert next_claim.run.start is not None
+    assert (next_claim.run.start.ref.step, next_claim.run.save_steps) == (16, (32,))
+    assert cells_of(engine, longer) == {"MEASURED": 1}
+
+
+def test_last_grid_to_go_stops_what_both_shared(engine: Engine) -> None:
+    first, second = submitted(engine).grid_id, submitted(engine, name="second").grid_id
+    trunk = next_segment(engine, scheduler_row(engine))
+    assert trunk is not None
+    kept = asked(engine, first, "cancel").counts
+    assert (kept.segments, kept.segments_kept, kept.evaluations, kept.evaluations_kept) == (0, 3, 0, 2)
+    assert (kept.attempts, kept.tokens_saved) == (0, 0)
+    with Session(engine) as session, session.begin():
+        assert renew(session, trunk.token, lease_s=60.0)
+        standing = grid_standing(session, first)
+        assert standing is not None
+        assert standing.progress.attempts == ()  # it runs, but not for this grid
+    stopped = asked(engine, second, "cancel").counts
+    assert (stopped.segments, stopped.evaluations, stopped.attempts) == (3, 2, 1)
+    assert states(engine, Segment) == {"CANCELLED": 3}
+
+
+def test_failed_cells_of_a_cancelled_grid_stay_failed_when_another_grid_retries(engine: Engine) -> None:
+    first = submitted(engine).grid_id
+    second = submitted(engine, name="second").grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    record(engine, long, 8)
+    evaluation = next_evaluation(engine, scheduler)
+    assert evaluation is not None
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, evaluation.token, HOPELESS, policy=RetryPolicy())
+    asked(engine, first, "cancel")
+    assert cells_of(engine, first) == {"FAILED": 1, "CANCELLED": 1}
+    assert asked(engine, second, "retry-failed").counts.evaluations == 1
+    assert cells_of(engine, first) == {"FAILED": 1, "CANCELLED": 1}
+    train(engine, long)
+    run_all(engine, scheduler)
+    assert cells_of(engine, second) == {"MEASURED": 2}
+    assert (state_of(engine, first), cells_of(engine, first)) == ("CANCELLED", {"FAILED": 1, "CANCELLED": 1})
+
+
+def test_repeated_verbs_are_told_as_they_were_done(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    other = submitted(engine, name="other").grid_id
+    for verb in ("pause", "resume", "pause", "cancel"):
+        first, again = asked(engine, grid_id, verb), asked(engine, grid_id, verb)
+        assert (first.repeated, again.repeated) == (False, True)
+        assert (again.at, again.counts) == (first.at, first.counts)
+    assert asked(engine, other, "resume").repeated  # it never was paused
+    with Session(engine) as session:
+        events = session.scalars(select(Event.kind).where(Event.grid_id == grid_id).order_by(Event.id)).all()
+    assert events == ["grid_submitted", "grid_paused", "grid_resumed", "grid_paused", "grid_cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("end", "verbs", "legal"),
+    [
+        ("SUCCEEDED", ("cancel", "pause", "resume", "retry-failed"), ()),
+        ("CANCELLED", ("pause", "resume", "retry-failed"), ()),
+        ("FAILED", ("cancel", "pause", "resume"), ("retry-failed",)),
+        ("PENDING", ("retry-failed",), ("cancel", "pause")),
+    ],
+)
+def test_what_the_state_does_not_allow_is_refused_with_what_it_does(
+    engine: Engine, end: str, verbs: tuple[Verb, ...], legal: tuple[Verb, ...]
+) -> None:
+    grid_id = submitted(engine).grid_id
+    scheduler = scheduler_row(engine)
+    if end == "SUCCEEDED":
+        run_all(engine, scheduler)
+    elif end == "CANCELLED":
+        asked(engine, grid_id, "cancel")
+    elif end == "FAILED":
+        fail_trunk(engine, scheduler)
+    for verb in verbs:
+        with pytest.raises(VerbNotAllowedError) as raised:
+            asked(engine, grid_id, verb)
+        assert (raised.value.state, raised.value.verbs) == (end, legal)
+    with Session(engine) as session:
+        assert session.scalar(select(func.count()).where(Event.grid_id == grid_id)) == (2 if end == "CANCELLED" else 1)
+        standing = grid_standing(session, grid_id)
+        assert standing is not None
+        assert standing.verbs == legal
+
+
+def test_grid_that_there_is_not_obeys_nothing(engine: Engine) -> None:
+    with Session(engine) as session:
+        assert obey(session, uuid.uuid4(), "cancel") is None
+
+
+def test_paused_grid_begins_nothing_and_ends_at_the_next_checkpoint(engine: Engine) -> None:
+    grid_id = submitted(engine, short_steps=(27, 180)).grid_id
+    scheduler = scheduler_row(engine)
+    trunk = next_segment(engine, scheduler)
+    assert trunk is not None
+    assert told_to_stop(engine, scheduler) == ()
+    done = asked(engine, grid_id, "pause").counts
+    assert (done.segments, done.segments_kept, done.evaluations, done.attempts) == (5, 0, 4, 1)
+    assert told_to_stop(engine, scheduler) == (trunk.token,)
+    assert record(engine, trunk, 24)
+    with Session(engine) as session, session.begin():
+        assert renew(session, trunk.token, lease_s=60.0)  # nothing is torn away
+        assert stop_attempt(session, trunk.token, reason="its grids are paused")
+    assert next_segment(engine, scheduler) is None
+    assert next_evaluation(engine, scheduler) is None
+    with Session(engine) as session:
+        standing = grid_standing(session, grid_id)
+        assert standing is not None
+        assert standing.grid.paused_at is not None
+        assert standing.verbs == ("cancel", "resume")
+        assert {waiting.why[:7] for waiting in standing.progress.waiting} == {"paused:"}
+        cells = list_cells(session, grid_id, after=None, limit=10)
+        assert {(cell.state, cell.why and cell.why[:7]) for cell in cells} == {("PENDING", "paused:")}
+        times = session.execute(text("SELECT paused_at, cancelled_at FROM research.grids")).one()
+        assert (times.paused_at, times.cancelled_at) == (standing.grid.paused_at, None)
+    assert asked(engine, grid_id, "resume").counts.segments == 5
+    segments, evaluations = run_all(engine, scheduler)
+    assert segments[0].run.start is not None
+    assert (segments[0].run.start.ref.step, len(evaluations)) == (24, 4)
+    assert cells_of(engine, grid_id) == {"MEASURED": 4}
+
+
+def test_paused_grid_holds_up_nothing_that_another_asks_for(engine: Engine) -> None:
+    shorter = submitted(engine, long_steps=(8,)).grid_id
+    longer = submitted(engine, name="longer", long_steps=(4, 16)).grid_id
+    done = asked(engine, longer, "pause").counts
+    assert (done.segments, done.segments_kept, done.evaluations, done.evaluations_kept) == (0, 3, 2, 0)
+    scheduler = scheduler_row(engine)
+    segments, evaluations = run_all(engine, scheduler)
+    assert segments[-1].run.save_steps == (4, 8)  # on the way, but no further
+    assert [claim.run.snapshot.step for claim in evaluations] == [8]
+    assert (state_of(engine, shorter), cells_of(engine, longer)) == ("SUCCEEDED", {"PENDING": 2})
+    with Session(engine) as session:
+        standing = grid_standing(session, longer)
+        assert standing is not None
+        assert {(item.kind, item.count) for item in standing.progress.waiting} == {("SEGMENT", 1), ("EVALUATION", 2)}
+    asked(engine, longer, "resume")
+    run_all(engine, scheduler)
+    assert cells_of(engine, longer) == {"MEASURED": 2}
+
+
+def test_running_attempt_goes_on_while_one_of_its_grids_is_not_paused(engine: Engine) -> None:
+    grids = [submitted(engine, name=name).grid_id for name in ("first", "second")]
+    scheduler = scheduler_row(engine)
+    trunk = next_segment(engine, scheduler)
+    assert trunk is not None
+    asked(engine, grids[0], "pause")
+    assert told_to_stop(engine, scheduler) == ()
+    asked(engine, grids[1], "pause")
+    assert told_to_stop(engine, scheduler) == (trunk.token,)
+    asked(engine, grids[0], "cancel")
+    assert told_to_stop(engine, scheduler) == (trunk.token,)
+    asked(engine, grids[1], "resume")
+    assert told_to_stop(engine, scheduler) == ()
+
+
+def test_paused_grid_can_be_cancelled(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    asked(engine, grid_id, "pause")
+    assert asked(engine, grid_id, "cancel").counts.segments == 3
+    with Session(engine) as session:
+        row = session.get_one(Grid, grid_id)
+        assert (row.paused_at, row.cancelled_at is not None) == (None, True)
+
+
+def fail_trunk(engine: Engine, scheduler: uuid.UUID) -> ClaimedSegment:
+    trunk = next_segment(engine, scheduler)
+    assert trunk is not None
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, trunk.token, HOPELESS, policy=RetryPolicy())
+    return trunk
+
+
+def test_retry_opens_what_failed_and_what_was_orphaned_with_fresh_budgets(engine: Engine) -> None:
+    grid = submitted(engine)
+    scheduler = scheduler_row(engine)
+    trunk = next_segment(engine, scheduler)
+    assert trunk is not None
+    with Session(engine) as session, session.begin():
+        record_checkpoint(session, trunk.token, checkpoint_of(trunk, 12, scheduled=False))
+        fail_attempt(session, trunk.token, HOPELESS, policy=RetryPolicy())
+    assert (state_of(engine, grid.grid_id), cells_of(engine, grid.grid_id)) == ("FAILED", {"FAILED": 2})
+    done = asked(engine, grid.grid_id, "retry-failed")
+    assert (done.counts.segments, done.counts.evaluations) == (3, 2)
+    assert cells_of(engine, grid.grid_id) == {"PENDING": 2}
+    again = asked(engine, grid.grid_id, "retry-failed")
+    assert (again.repeated, again.counts, again.at) == (True, done.counts, done.at)
+    row = segment_row(engine, trunk.key)
+    assert (row.generation, row.state, row.user_failures, row.target_step) == (2, "PENDING", 0, 24)
+    segments, evaluations = run_all(engine, scheduler)
+    assert segments[0].run.start is not None
+    assert (segments[0].run.start.ref.step, len(segments), len(evaluations)) == (12, 3, 2)
+    assert (state_of(engine, grid.grid_id), cells_of(engine, grid.grid_id)) == ("SUCCEEDED", {"MEASURED": 2})
+    with Session(engine) as session:
+        assert session.get_one(Grid, grid.grid_id).tokens_train == grid.plan.tokens_train  # the price is what it was
+
+
+def test_retry_trains_what_its_own_grid_lacks_and_nothing_for_others(engine: Engine) -> None:
+    """A shared long stage fails for two grids; the one that does not retry is left alone."""
+    shorter = submitted(engine, long_steps=(16,)).grid_id
+    longer = submitted(engine, name="longer", long_steps=(4, 32)).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, long.token, HOPELESS, policy=RetryPolicy())
+    asked(engine, shorter, "retry-failed")
+    assert missing_steps(engine, long.key) == [16]
+    segments, _ = run_all(engine, scheduler)
+    assert [claim.run.save_steps for claim in segments] == [(16,)]
+    assert cells_of(engine, longer) == {"FAILED": 2}
+    asked(engine, longer, "retry-failed")
+    assert missing_steps(engine, long.key) == [4, 32]
+    run_all(engine, scheduler)
+    assert cells_of(engine, longer) == {"MEASURED": 2}
+    assert cells_of(engine, shorter) == {"MEASURED": 1}
+
+
+def test_new_claim_on_what_failed_trains_nothing_that_only_failed_grids_asked_for(engine: Engine) -> None:
+    submitted(engine, long_steps=(8, 32))
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, long.token, HOPELESS, policy=RetryPolicy())
+    submitted(engine, name="shorter", long_steps=(8,))
+    segments, _ = run_all(engine, scheduler)
+    assert [claim.run.save_steps for claim in segments] == [(8,)]
+
+
+def test_retry_asks_again_of_a_segment_that_others_opened_without_its_checkpoints(engine: Engine) -> None:
+    longer = submitted(engine, long_steps=(8, 32)).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, long.token, HOPELESS, policy=RetryPolicy())
+    submitted(engine, name="shorter", long_steps=(8,))
+    assert segment_row(engine, long.key).target_step == 8
+    done = asked(engine, longer, "retry-failed").counts
+    assert (done.segments, done.evaluations) == (0, 1)  # the other grid opened the rest
+    assert segment_row(engine, long.key).target_step == 32
+    run_all(engine, scheduler)
+    assert cells_of(engine, longer) == {"MEASURED": 2}
+
+
+def test_retry_of_a_paused_grid_waits_with_it(engine: Engine) -> None:
+    grid_id = submitted(engine, short_steps=(27, 180)).grid_id
+    scheduler = scheduler_row(engine)
+    long = long_stage(engine, scheduler)
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, long.token, HOPELESS, policy=RetryPolicy())
+    asked(engine, grid_id, "pause")
+    asked(engine, grid_id, "retry-failed")
+    assert next_segment(engine, scheduler) is None
+    asked(engine, grid_id, "resume")
+    run_all(engine, scheduler)
+    assert cells_of(engine, grid_id) == {"MEASURED": 4}
+
+
+def test_pause_of_a_grid_that_has_ended_since_does_not_hold_its_retry(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    scheduler = scheduler_row(engine)
+    trunk = next_segment(engine, scheduler)
+    assert trunk is not None
+    asked(engine, grid_id, "pause")
+    with Session(engine) as session, session.begin():
+        fail_attempt(session, trunk.token, HOPELESS, policy=RetryPolicy())
+        standing = grid_standing(session, grid_id)
+        assert standing is not None
+        assert (standing.grid.state, standing.grid.paused_at) == ("FAILED", None)
+    asked(engine, grid_id, "retry-failed")
+    run_all(engine, scheduler)
+    assert cells_of(engine, grid_id) == {"MEASURED": 2}
+
+
+def together(*acts: Callable[[], object]) -> list[object]:
+    """Does all of it at once; what each returned or raised."""
+    start = threading.Barrier(len(acts))
+    results: list[object] = [None] * len(acts)
+
+    def do(number: int) -> None:
+        start.wait()
+        try:
+            results[number] = acts[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=do, args=(number,)) for number in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "retry-failed"])
+def test_same_verb_from_several_sides_at_once_is_done_once(engine: Engine, verb: Verb) -> None:
+    grid_id = submitted(engine).grid_id
+    if verb == "retry-failed":
+        fail_trunk(engine, scheduler_row(engine))
+    results = together(*[lambda: asked(engine, grid_id, verb)] * 4)
+    assert all(isinstance(result, Obeyed) for result in results), results
+    told = [result for result in results if isinstance(result, Obeyed)]
+    assert sorted(result.repeated for result in told) == [False, True, True, True]
+    assert len({(result.at, result.counts) for result in told}) == 1
+
+
+def test_cancel_and_the_last_measurement_agree_on_who_was_first(engine: Engine) -> None:
+    """Either the grid was done and cannot be cancelled, or it is cancelled and the measurement changes nothing."""
+    scheduler = scheduler_row(engine)
+    outcomes = set()
+    for number in range(6):
+        grid_id = submitted(engine, name=f"grid {number}", long_steps=(8 + number,)).grid_id
+        while (segment := next_segment(engine, scheduler)) is not None:
+            train(engine, segment)
+        evaluation = next_evaluation(engine, scheduler)
+        assert evaluation is not None
+        token = evaluation.token
+
+        def measure() -> bool:
+            with Session(engine) as session, session.begin():
+                return record_evaluation(session, token, evaluation_result())  # noqa: B023
+
+        acts = (measure, lambda: asked(engine, grid_id, "cancel"))  # noqa: B023
+        results = together(*(acts if number % 2 else reversed(acts)))
+        recorded, cancelled = results if number % 2 else reversed(results)
+        if recorded:
+            assert recorded is True
+            assert isinstance(cancelled, VerbNotAllowedError)
+            assert (state_of(engine, grid_id), cells_of(engine, grid_id)) == ("SUCCEEDED", {"MEASURED": 1})
+        else:
+            assert isinstance(cancelled, Obeyed)
+            assert (state_of(engine, grid_id), cells_of(engine, grid_id)) == ("CANCELLED", {"CANCELLED": 1})
+        outcomes.add(recorded)
+    with Session(engine) as session:
+        assert session.scalar(select(func.count()).where(Attempt.state == "RUNNING")) == 0
+    assert outcomes <= {True, False}
+
+
+def test_a_scheduler_at_work_and_a_cancel_never_wait_for_each_other_in_a_circle(engine: Engine) -> None:
+    """Claims, reports and losses go on while grids that share all of their work are cancelled one after the other."""
+    grids = [
+        submitted(engine, name=f"grid {n}", widths=(16, 32), short_steps=(27, 180), long_steps=(8, 16 + n)).grid_id
+        for n in range(6)
+    ]
+    scheduler = scheduler_row(engine)
+    over = threading.Event()
+
+    def schedule() -> int:
+        turns = 0
+        while not over.is_set():
+            claim = next_segment(engine, scheduler)
+            if claim is None:
+                if (evaluation := next_evaluation(engine, scheduler)) is not None:
+                    with Session(engine) as session, session.begin():
+                        record_evaluation(session, evaluation.token, evaluation_result())
+                continue
+            for step in claim.run.save_steps:
+                record(engine, claim, step)
+            with Session(engine) as session, session.begin():
+                finish_segment(session, claim.token)
+                fail_orphans(session)
+                lose_attempts(session, scheduler_id=scheduler, held=())
+            turns += 1
+        return turns
+
+    def cancel() -> list[Obeyed | VerbNotAllowedError]:
+        done: list[Obeyed | VerbNotAllowedError] = []
+        for grid_id in grids:
+            try:
+                done.append(asked(engine, grid_id, "cancel"))
+            except VerbNotAllowedError as error:  # it was measured already
+                done.append(error)
+        over.set()
+        return done
+
+    turns, cancelled = together(schedule, cancel)
+    assert isinstance(turns, int), turns
+    assert isinstance(cancelled, list), cancelled
+    for grid_id in grids:
+        counts = cells_of(engine, grid_id)
+        assert sum(counts.values()) == 8
+        assert state_of(engine, grid_id) in ("CANCELLED", "SUCCEEDED")
+    with Session(engine) as session:
+        open_rows = select(func.count()).where(Segment.state.in_(("PENDING", "READY", "RUNNING")))
+        assert session.scalar(open_rows) == 0
+        assert session.scalar(select(func.count()).where(Attempt.state == "RUNNING")) == 0
