@@ -15,7 +15,7 @@ from api.dependencies import check_query
 from api.errors import install
 from api.models import ProblemBody
 from api.openapi import describe
-from api.routes import dashboard, docs, fits, grids, health, imports, measures, observations, predictions
+from api.routes import dashboard, docs, fits, grids, health, imports, measures, observations, predictions, verbs
 from database.engine import session_factory
 
 ROUTERS: tuple[APIRouter, ...] = (
@@ -23,6 +23,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     dashboard.router,
     docs.router,
     grids.router,
+    verbs.router,
     measures.router,
     observations.router,
     imports.router,

@@ -38,7 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.methods import HeadLikeGet, allowed_methods
 from api.models_predictions import ALTERNATIVES
-from database.errors import DatabaseUnavailableError, SchemaError
+from database.errors import DatabaseUnavailableError, SchemaError, VerbNotAllowedError
 from fitting.errors import InvalidPointError, NotEnoughObservationsError
 from orchestrator.errors import GridError, Problem
 
@@ -160,6 +160,9 @@ PROBLEMS: dict[type[Exception], ProblemKind] = {
     NotEnoughObservationsError: _TOO_FEW,
     ImportConflictError: ProblemKind(slug="import-conflict", status=409, title="Rows contradict what is observed"),
     FitNotReadyError: ProblemKind(slug="fit-not-ready", status=409, title="There is no fit to predict with yet"),
+    VerbNotAllowedError: ProblemKind(
+        slug="verb-not-allowed", status=409, title="The state of the grid does not allow this"
+    ),
     DatabaseUnavailableError: _DATABASE,
     OperationalError: _DATABASE,
     InterfaceError: _DATABASE,
@@ -189,14 +192,23 @@ def problem_kind(error: Exception) -> ProblemKind:
 
 
 def problem_response(
-    kind: ProblemKind, detail: str, *, errors: Sequence[Place] = (), headers: dict[str, str] | None = None
+    kind: ProblemKind,
+    detail: str,
+    *,
+    errors: Sequence[Place] = (),
+    members: Mapping[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """An RFC 9457 answer; `errors` holds the first 50 single places: a `pointer`, a `line` or a `parameter` each."""
+    """An RFC 9457 answer; `errors` holds the first 50 single places: a `pointer`, a `line` or a `parameter` each.
+
+    `members` are what a kind of problem says beyond that.
+    """
     body: dict[str, Any] = {
         "type": TYPE_PREFIX + kind.slug,
         "title": kind.title,
         "status": kind.status,
         "detail": detail,
+        **(members or {}),
     }
     if errors:
         body["errors"] = list(errors[:_MAX_PROBLEMS])
@@ -276,6 +288,9 @@ async def _named(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, GridError):
         errors = [{"pointer": item.pointer, "message": item.message} for item in error.problems]
         return problem_response(kind, _summary(errors), errors=errors)
+    if isinstance(error, VerbNotAllowedError):
+        members = {"state": error.state, "legal_verbs": error.verbs}
+        return problem_response(kind, str(error), members=members)
     problems = error.problems if isinstance(error, ApiError) else ()
     return problem_response(kind, str(error), errors=[_shown(item) for item in problems])
 

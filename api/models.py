@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 GridState = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+Verb = Literal["cancel", "pause", "resume", "retry-failed"]
 CellState = Literal["PENDING", "RUNNING", "MEASURED", "FAILED", "CANCELLED"]
 WorkState = Literal["PENDING", "READY", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 FitState = Literal["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
@@ -74,6 +75,7 @@ class GridSummary(Body):
     name: str
     protocol: Literal["constant", "linear_decay"]
     state: GridState
+    paused_at: Time | None = Field(description="Since when nothing begins for it; null where it is not paused.")
     created_at: Time
     holdout: str | None
     tokens_train: Count = Field(description="Tokens that this grid had to train when it was submitted.")
@@ -142,6 +144,7 @@ class GridDetail(GridSummary):
     waiting: tuple[Waiting, ...]
     failures: tuple[Failure, ...]
     series: tuple[Id, ...] = Field(description="The series that its measurements belong to.")
+    verbs: tuple[Verb, ...] = Field(description="What can be asked of it now: `POST /v1/grids/{id}:VERB`.")
 
 
 class CellEvaluation(Body):
@@ -329,3 +332,5 @@ class ProblemBody(Body):
     status: int
     detail: str
     errors: tuple[ProblemPlace, ...] = ()
+    state: GridState | None = Field(default=None, description="Of the grid, with `verb-not-allowed`.")
+    legal_verbs: tuple[Verb, ...] | None = Field(default=None, description="What that state allows.")
