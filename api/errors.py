@@ -67,6 +67,9 @@ class LineProblem:
     line: int
     message: str
 
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}"
+
 
 class ApiError(Exception):
     """Anything that the API itself refuses; the message is the problem's `detail`."""

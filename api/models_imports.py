@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from api.models import Body, Count, Id, Request
-from api.paging import INT64_MAX
 from orchestrator.fields import Label
 
 MAX_ROWS = 20_000
+_INT64_MAX = 2**63 - 1
 _EXACT = 2**53  # the largest number up to which every whole one is a float
 _LARGEST_LOG = 700.0  # exp of anything larger is not a finite float64
 
@@ -27,8 +27,8 @@ def _whole(value: Any) -> Any:
     return int(value)
 
 
-_Count = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
-_Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
+_Count = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=_INT64_MAX, json_schema_extra={"format": "int64"})]
+_Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_INT64_MAX, json_schema_extra={"format": "int64"})]
 
 
 class SeriesDescription(Request):

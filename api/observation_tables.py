@@ -67,7 +67,8 @@ def read_table(body: bytes) -> tuple[TableRow, ...]:
     if problems:
         n_bad = len(records) - len(rows)
         raise InvalidRequestError(
-            f"{n_bad:,} of {len(records):,} rows cannot be imported; nothing was stored.", problems=problems
+            f"{problems[0]}. {n_bad:,} of {len(records):,} rows cannot be imported; nothing was stored.",
+            problems=problems,
         )
     return tuple(rows)
 

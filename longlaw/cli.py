@@ -51,6 +51,11 @@ class _Commands(LazyGroup):
             attribute="report_command",
             help="Write what grids have measured as a page with tables and figures.",
         ),
+        "import": LazyCommand(
+            module="longlaw.import_command",
+            attribute="import_command",
+            help="Bring results of another trainer to the service, which fits the law to them.",
+        ),
         "fit": LazyCommand(
             module="longlaw.fit_command", attribute="fit_command", help="Fit the law to a table, without any service."
         ),

@@ -28,9 +28,11 @@ from api.models import (
     Predictions,
     Series,
 )
+from api.models_imports import ObservationsImported
 from api.models_measures import ProbeMetric, TrainingSeries
 from longlaw.connection import Connection, foreign
 from longlaw.errors import ApiProblem, LonglawError, WaitTimeoutError
+from longlaw.import_rows import Columns, rows_of
 
 if TYPE_CHECKING:
     import numpy
@@ -135,6 +137,39 @@ class Client:
     ) -> Iterator[Observation]:
         """The rows that laws are fitted to, in the order of their ids."""
         return self._pages(Page[Observation], "/v1/observations", {"series": series, "grid": grid, "scale": scale})
+
+    def import_observations(
+        self,
+        observations: Columns,
+        *,
+        series: str,
+        protocol: str,
+        rule: str = "raw",
+        metric: str = "log_longppl",
+        evaluator: str | None = None,
+        family: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> ObservationsImported:
+        """Brings results of another trainer to the service, all of them or none; it fits the law to them.
+
+        Args:
+            observations: lists, arrays or a pandas table with the columns `n_params`, `short_tokens`, `long_tokens`,
+                `log_longppl` or `longppl`, and where known `log_longppl_se`, `scale`, `short_seed`, `long_seed`,
+                `cluster`; None and NaN are missing values.
+            series: what the results are called; with what follows it says which rows one fit may pool.
+            protocol: schedule of the long stage: `constant`, `linear_decay`, or another word.
+            rule: how checkpoints became the models that were measured.
+            metric: what `log_longppl` is: `log_longppl`, `log_shortppl` or `log_ppl`.
+            evaluator: a name for how it was measured; the series' by default.
+            family: a name for the recipe; the series' by default.
+            idempotency_key: a new one each time by default. Rows that are there already are found again in any case.
+        """
+        names = {"name": series, "protocol": protocol, "rule": rule, "metric": metric}
+        names |= {name: value for name, value in (("evaluator", evaluator), ("family", family)) if value is not None}
+        headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        body = to_json({"series": names, "observations": rows_of(observations)})
+        answer = self._ask("POST", "/v1/observations:import", content=body, headers=headers)
+        return _read(ObservationsImported, answer)
 
     def series(self) -> tuple[Series, ...]:
         """Everything that can be fitted."""

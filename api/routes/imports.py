@@ -118,11 +118,12 @@ def import_rows(
         try:
             imported = _answer(import_observations(session, wanted.series, wanted.rows))
         except ObservationConflictError as error:
+            problems = [wanted.problem(conflict) for conflict in error.conflicts]
             raise ImportConflictError(
-                f"{len(error.conflicts):,} of {len(wanted.rows):,} rows contradict what is observed already, or one "
-                "another; nothing was stored. Observations never change: import corrected ones as a series of another "
-                "name, and tell repeated runs apart by their seeds.",
-                problems=[wanted.problem(conflict) for conflict in error.conflicts],
+                f"{problems[0]}. {len(problems):,} of {len(wanted.rows):,} rows contradict what is observed already, "
+                "or one another; nothing was stored. Observations never change: import corrected ones as a series of "
+                "another name, and tell repeated runs apart by their seeds.",
+                problems=problems,
             ) from None
         body = imported.model_dump_json()
         if idempotency_key is not None:

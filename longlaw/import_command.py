@@ -1,0 +1,190 @@
+"""`longlaw import`: results of somebody else's trainer, brought to the service, which fits the law to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from api.models_imports import ObservationsImported
+from longlaw.client import Client
+from longlaw.errors import ApiProblem, LonglawError, ProblemPlace
+
+#: Field of an observation -> what a table may call it, and the option that says otherwise.
+_NAMES = {
+    "n_params": (("N", "n_params"), "--n-col"),
+    "short_tokens": (("Ds", "short_tokens"), "--short-col"),
+    "long_tokens": (("Dl", "long_tokens"), "--long-col"),
+    "log_longppl": (("loss", "log_longppl"), "--loss-col"),
+    "longppl": (("longppl",), "--ppl-col"),
+    "log_longppl_se": (("standard_error", "log_longppl_se"), "--error-col"),
+    "scale": (("scale",), "--scale-col"),
+    "short_seed": (("short_seed",), "--short-seed-col"),
+    "long_seed": (("long_seed",), "--long-seed-col"),
+    "cluster": (("cluster",), "--cluster"),
+}
+_TEXTS = ("scale", "cluster")
+_PLACE = re.compile(r"/observations/(\d+)(?:/(\w+))?")
+
+Table = dict[str, list[Any]]
+
+
+def import_command(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A .csv or .parquet file, one observation per row.")],
+    series: Annotated[str, typer.Option("--series", metavar="NAME", help="What the results are called.")],
+    protocol: Annotated[
+        str, typer.Option(help="Schedule of the long stage: constant, linear_decay, or a word of your own.")
+    ],
+    rule: Annotated[str, typer.Option(help="How checkpoints became the models that were measured.")] = "raw",
+    metric: Annotated[
+        str, typer.Option(help="What the loss is: log_longppl, log_shortppl or log_ppl.")
+    ] = "log_longppl",
+    evaluator: Annotated[str | None, typer.Option(help="A name for how it was measured; else the series'.")] = None,
+    family: Annotated[str | None, typer.Option(help="A name for the recipe; else the series'.")] = None,
+    n_col: Annotated[str | None, typer.Option(help="Column of N; else N or n_params.")] = None,
+    short_col: Annotated[str | None, typer.Option(help="Column of D_s; else Ds or short_tokens.")] = None,
+    long_col: Annotated[str | None, typer.Option(help="Column of D_l; else Dl or long_tokens.")] = None,
+    loss_col: Annotated[
+        str | None, typer.Option(help="Column of log LongPPL itself, in nats; else loss or log_longppl.")
+    ] = None,
+    ppl_col: Annotated[str | None, typer.Option(help="Column of LongPPL, instead of a loss; else longppl.")] = None,
+    error_col: Annotated[
+        str | None, typer.Option(help="Column of the loss's standard error; else standard_error or log_longppl_se.")
+    ] = None,
+    scale_col: Annotated[str | None, typer.Option(help="Column that names the size; else scale.")] = None,
+    short_seed_col: Annotated[str | None, typer.Option(help="Column of the short seed; else short_seed.")] = None,
+    long_seed_col: Annotated[str | None, typer.Option(help="Column of the long seed; else long_seed.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Column that names the short checkpoint of a row; else cluster.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="The service's address; LONGLAW_URL by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Import a table of (N, D_s, D_l, log LongPPL) into the service: all of its rows, or none.
+
+    The same description (series, protocol, rule, metric, evaluator, family) is the same series: more rows extend it,
+    and rows that are there already are found again.
+    """
+    given = {
+        "n_params": n_col,
+        "short_tokens": short_col,
+        "long_tokens": long_col,
+        "log_longppl": loss_col,
+        "longppl": ppl_col,
+        "log_longppl_se": error_col,
+        "scale": scale_col,
+        "short_seed": short_seed_col,
+        "long_seed": long_seed_col,
+        "cluster": cluster,
+    }
+    found = _load(table, texts=[given[field] or field for field in _TEXTS])
+    columns = _columns(found, given)
+    with Client(url) as client:
+        try:
+            answer = client.import_observations(
+                {field: _values(field, found[column]) for field, column in columns.items()},
+                series=series,
+                protocol=protocol,
+                rule=rule,
+                metric=metric,
+                evaluator=evaluator,
+                family=family,
+            )
+        except ApiProblem as problem:
+            raise (_in_table(problem, columns) if problem.places else problem) from None
+    if as_json:
+        typer.echo(answer.model_dump_json(indent=2))
+    else:
+        _print(answer, [name for name in found if name not in columns.values()], Console())
+
+
+def _print(answer: ObservationsImported, unread: Sequence[str], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    say(f"{answer.inserted:,} rows imported, {answer.found_again:,} found again: {answer.label}")
+    say(f"series {answer.series_id}, {answer.points:,} distinct points")
+    say(answer.note or "The scheduler fits the law to them next; `longlaw predict --series` then answers.")
+    if unread:
+        say(f"columns that were not read: {', '.join(unread)}")
+
+
+def _columns(table: Table, given: dict[str, str | None]) -> dict[str, str]:
+    """Which column holds which field.
+
+    Raises:
+        LonglawError: a column is not there, or nobody can tell which of two is meant.
+    """
+    columns: dict[str, str] = {}
+    for field, (names, option) in _NAMES.items():
+        wanted = given[field]
+        present = [name for name in names if name in table] if wanted is None else [wanted]
+        if len(present) > 1:
+            raise LonglawError(f"{' and '.join(present)} may both be {field}: choose one with {option}")
+        if wanted is not None and wanted not in table:
+            raise LonglawError(f"no column named {wanted} ({option}); the table has: {', '.join(table)}")
+        if present:
+            columns[field] = present[0]
+    for field, other in (("log_longppl", "longppl"), ("longppl", "log_longppl")):
+        if given[field] is not None and given[other] is None:
+            columns.pop(other, None)
+    if "log_longppl" in columns and "longppl" in columns:
+        both = f"{columns['log_longppl']} and {columns['longppl']}"
+        raise LonglawError(f"{both} are both there: choose one with --loss-col or --ppl-col")
+    missing = [field for field in ("n_params", "long_tokens") if field not in columns]
+    if "log_longppl" not in columns and "longppl" not in columns:
+        missing.append("log_longppl")
+    if missing:
+        told = "; ".join(f"{' or '.join(_NAMES[field][0])} ({_NAMES[field][1]})" for field in missing)
+        raise LonglawError(f"no column named {told}; the table has: {', '.join(table)}")
+    return columns
+
+
+def _values(field: str, values: list[Any]) -> list[Any]:
+    """Labels as text, also where a table has numbers for them."""
+    return [value if value is None else str(value) for value in values] if field in _TEXTS else values
+
+
+def _in_table(problem: ApiProblem, columns: dict[str, str]) -> ApiProblem:
+    """The problem with rows and columns as the table has them."""
+
+    def place(found: re.Match[str]) -> str:
+        row = f"row {int(found[1]) + 1}"
+        return row if found[2] is None else f"{row}, {columns.get(found[2], found[2])}"
+
+    def told(text: str) -> str:
+        return _PLACE.sub(place, text)
+
+    return ApiProblem(
+        type=problem.type,
+        title=problem.title,
+        status=problem.status,
+        detail=told(problem.detail),
+        places=tuple(ProblemPlace(where=told(place.where), message=told(place.message)) for place in problem.places),
+        retry_after_s=problem.retry_after_s,
+    )
+
+
+def _load(path: Path, *, texts: Sequence[str]) -> Table:
+    """The columns of a file, whole numbers exactly, None where a cell is empty."""
+    import pyarrow
+    from pyarrow import csv, parquet  # heavy
+
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise LonglawError(f"{path} is neither .csv nor .parquet")
+    as_text = dict.fromkeys(texts, pyarrow.string())
+    cells = csv.ConvertOptions(column_types=as_text, null_values=[""], strings_can_be_null=True)
+    try:
+        found = csv.read_csv(path, convert_options=cells) if suffix == ".csv" else parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise LonglawError(f"cannot read {path}: {error}") from None
+    names = [name.strip() for name in found.column_names]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise LonglawError(f"{path} has several columns named {', '.join(doubled)}")
+    return dict(zip(names, (column.to_pylist() for column in found.columns), strict=True))
