@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.app import create_app
 from database.attempts import lose_attempts, renew
+from fitting.predict import log_longppl
 from tests.api import seeding, seeding_measures
 from tests.api.conftest import LookedAt, Measured, serve
 from tests.api.seeding_measures import DEPTHS, FOLLOW_UP, LENGTHS, RELEASED
@@ -271,6 +273,46 @@ def _pooled(rows: list[dict[str, Any]]) -> list[float]:
         for own in evaluations.values()
     )
     return [number for point in points for number in point]
+
+
+@needs_browser
+def test_imported_results_are_a_law_without_any_grid(
+    browser: BrowserContext, fresh: str, sessions: sessionmaker[Session]
+) -> None:
+    sizes = [(n, s * n, ell * n) for n in (31_000_000, 66_000_000) for s in (90, 180, 270) for ell in (10, 20, 40)]
+    rows: list[dict[str, Any]] = [
+        {
+            "n_params": n,
+            "short_tokens": short,
+            "long_tokens": long,
+            "log_longppl": float(log_longppl(seeding.LAW, n, short, long)) + 1e-3 * math.sin(n + long),
+        }
+        for n, short, long in sizes
+    ]
+    rows.append(rows[0] | {"short_tokens": None})
+    series = {"name": HOSTILE, "protocol": "cosine"}
+    with _visit(browser, fresh) as page, httpx.Client(base_url=fresh, trust_env=False) as http:
+        expect(page.locator("#no-series")).to_contain_text("longlaw import TABLE")
+        answer = http.post("/v1/observations:import", json={"series": series, "observations": rows})
+        assert answer.json()["inserted"] == len(rows), answer.text
+        with sessions.begin() as session:
+            (fit_id,) = seeding.fit_all(session)
+        _look_again(page)
+        expect(page.locator("#series")).to_contain_text(f"{HOSTILE}: cosine, raw (imported) (19 points)")
+        expect(page.locator("#no-grids")).to_be_visible()
+        expect(page.locator("#legend")).to_contain_text("law, extrapolated")
+        known = [row for row in rows if row["short_tokens"] is not None]
+        assert _points(_traces(page, "fitted")) == sorted((row["long_tokens"], row["log_longppl"]) for row in known)
+        assert len(_points(_traces(page, "excluded"))) == 1
+        assert len(_traces(page, "predicted")) == 6, "a curve for each N and D_s"
+        expect(page.locator("#n-chips")).to_contain_text("N=31000000")
+        page.fill("#at-n_params", "1e8")
+        page.fill("#at-short_tokens", "90N")
+        page.fill("#at-long_tokens", "5e9")
+        page.click("#predict button")
+        at = {"n_params": 1e8, "short_tokens": 9e9, "long_tokens": 5e9}
+        (said,) = http.post("/v1/predictions", json={"fit": str(fit_id), "at": at}).json()["predictions"]
+        expect(page.locator("#answer-log")).to_have_attribute("data-value", str(said["log_longppl"]))
 
 
 @needs_browser
