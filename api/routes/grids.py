@@ -7,22 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
-from sqlalchemy.orm import Session
 
 from api.dependencies import ResourceId, Sessions, body_up_to, media_type
 from api.errors import (
     CorpusNotResolvedError,
-    IdempotencyKeyBusyError,
-    IdempotencyKeyReusedError,
     MalformedBodyError,
     ResourceNotFoundError,
     UnsupportedMediaTypeError,
 )
+from api.idempotency import REPLAYED, IdempotencyKey, earlier_answer
 from api.models import Cell, GridCreated, GridDetail, GridSummary, Page
 from api.paging import DEFAULT_LIMIT, Cursor, Limit, decode_cursor, encode_cursor, time_key
-from database.idempotency import hold_key, store_answer, stored_answer
+from database.idempotency import store_answer
 from database.reading import grid_document, grid_exists, grid_standing, list_grids, reading
 from database.reading_cells import list_cells
 from orchestrator.errors import Problem
@@ -109,12 +107,7 @@ def plan_grid(submission: Submission, sessions: Sessions) -> dict[str, Any]:
 def create_grid(
     submission: Submission,
     sessions: Sessions,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1, max_length=255, description="Makes a repeated request harmless: it gets the first answer."
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Launches a grid: everything it needs and does not find is queued.
 
@@ -129,7 +122,7 @@ def create_grid(
     request_hash = content_hash(submission.grid.model_dump(mode="json"))
     with sessions.begin() as session:
         if idempotency_key is not None:
-            answer = _earlier_answer(session, idempotency_key, request_hash)
+            answer = earlier_answer(session, idempotency_key, request_hash)
             if answer is not None:
                 return _created(GridCreated.model_validate_json(answer), replayed=True)
         submitted = submit(session, submission.grid, document=submission.document)
@@ -189,25 +182,8 @@ def get_cells(
     return Page(items=tuple(Cell.of(row) for row in rows[:limit]), next_cursor=following)
 
 
-def _earlier_answer(session: Session, key: str, request_hash: str) -> str | None:
-    """The body that this request was answered with before; while we look and answer, nobody else does.
-
-    Raises:
-        IdempotencyKeyBusyError: somebody does.
-        IdempotencyKeyReusedError: the key came with another grid.
-    """
-    if not hold_key(session, key):
-        raise IdempotencyKeyBusyError("The first request with this key is still running; ask again in a moment.")
-    answer = stored_answer(session, key)
-    if answer is None:
-        return None
-    if answer.request_hash != request_hash:
-        raise IdempotencyKeyReusedError("This key came with another grid before. Use a new key for each new grid.")
-    return answer.body
-
-
 def _created(created: GridCreated, *, replayed: bool) -> Response:
-    headers = {"Location": f"/v1/grids/{created.id}"} | ({"Idempotent-Replayed": "true"} if replayed else {})
+    headers = {"Location": f"/v1/grids/{created.id}"} | (REPLAYED if replayed else {})
     return Response(created.model_dump_json(), status_code=201, media_type="application/json", headers=headers)
 
 

@@ -6,21 +6,19 @@ import uuid
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
-from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from api import csv_export
 from api.dependencies import Sessions, body_up_to, media_type
 from api.errors import (
     FitNotReadyError,
-    MalformedBodyError,
     ResourceNotFoundError,
     SeriesAmbiguousError,
     TooFewObservationsError,
     UnsupportedMediaTypeError,
 )
+from api.json_body import read_json
 from api.models import Predictions
 from api.models_predictions import PredictionRequest
 from api.openapi import body_schema
@@ -41,13 +39,7 @@ def _wanted(request: Request, body: Annotated[bytes, Depends(body_up_to(MAX_BODY
     kind = media_type(request)
     if kind != "application/json":
         raise UnsupportedMediaTypeError(f"Send the request as application/json, not {kind or 'untyped'}.")
-    try:
-        return PredictionRequest.model_validate_json(body)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        if found[0]["type"] == "json_invalid":
-            raise MalformedBodyError(f"The body is not JSON: {found[0]['ctx']['error']}.") from None
-        raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in found]) from None
+    return read_json(PredictionRequest, body)
 
 
 @router.post(

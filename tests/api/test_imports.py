@@ -25,7 +25,7 @@ from fitting.joint import fit
 from fitting.laws import LONG_CONTEXT
 from fitting.observations import observations_from_arrays
 from tests.api.conftest import Measured, serve
-from tests.api.seeding import fit_all
+from tests.api.seeding import document, fit_all
 from tests.conftest import MakeDatabase
 
 TABLE = Path(__file__).parents[1] / "data" / "synthetic_paper_grid.csv"
@@ -334,6 +334,8 @@ def test_a_repeated_request_gets_its_first_answer(lab: httpx.Client) -> None:
     assert _imported(ask([ROW], key="import 2"))["found_again"] == 1
     _problem(ask([ROW | {"long_seed": 1}]), "idempotency-key-reused", 422)
     _problem(ask([ROW], name="another"), "idempotency-key-reused", 422)
+    grid = lab.post("/v1/grids", json=document(), headers={"Idempotency-Key": "import 1"})
+    _problem(grid, "idempotency-key-reused", 422)
 
 
 def test_sizes_are_limited_and_the_limits_named(lab: httpx.Client) -> None:
