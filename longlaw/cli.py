@@ -39,7 +39,7 @@ class _Commands(LazyGroup):
             module="longlaw.up", attribute="up_command", help="Run the whole service on this machine until Ctrl-C."
         ),
         "grid": LazyCommand(
-            module="longlaw.grid_commands", attribute="grid_app", help="Plan, submit and follow grids of training runs."
+            module="longlaw.grid_commands", attribute="grid_app", help="Plan, submit, follow and steer grids."
         ),
         "predict": LazyCommand(
             module="longlaw.predict_command",

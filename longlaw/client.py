@@ -27,9 +27,11 @@ from api.models import (
     Page,
     Predictions,
     Series,
+    Verb,
 )
 from api.models_imports import ObservationsImported
 from api.models_measures import ProbeMetric, TrainingSeries
+from api.models_verbs import GridAnswer
 from longlaw.connection import Connection, foreign
 from longlaw.errors import ApiProblem, LonglawError, WaitTimeoutError
 from longlaw.import_rows import Columns, rows_of
@@ -122,6 +124,27 @@ class Client:
     def cells(self, grid_id: str) -> Iterator[Cell]:
         """The cells of a grid with their values, in the order of its plan."""
         return self._pages(Page[Cell], f"/v1/grids/{_id(grid_id)}/cells", {})
+
+    def cancel(self, grid_id: str, *, preview: bool = False) -> GridAnswer:
+        """Stops a grid for good; what is measured, and what other grids ask for, stays.
+
+        Args:
+            grid_id: the grid's.
+            preview: only say what it would stop.
+        """
+        return self._tell(grid_id, "cancel", preview=preview)
+
+    def pause(self, grid_id: str) -> GridAnswer:
+        """Lets nothing begin for a grid; training ends at its next checkpoint."""
+        return self._tell(grid_id, "pause")
+
+    def resume(self, grid_id: str) -> GridAnswer:
+        """Lets a paused grid go on."""
+        return self._tell(grid_id, "resume")
+
+    def retry_failed(self, grid_id: str) -> GridAnswer:
+        """Opens again what failed of a grid, with new retry budgets."""
+        return self._tell(grid_id, "retry-failed")
 
     def training(self, grid_id: str, *, scale: str | None = None) -> Iterator[TrainingSeries]:
         """How training of a grid's segments went, those that have begun, parents first."""
@@ -288,6 +311,11 @@ class Client:
     def _grid(self, grid_id: str, *, patience_s: float | None = None, within_s: float = math.inf) -> GridDetail:
         path = f"/v1/grids/{_id(grid_id)}"
         return _read(GridDetail, self._ask("GET", path, patience_s=patience_s, within_s=within_s))
+
+    def _tell(self, grid_id: str, verb: Verb, *, preview: bool = False) -> GridAnswer:
+        query = {"preview": "true"} if preview else {}
+        path = f"/v1/grids/{_id(grid_id)}:{verb}"
+        return _read(GridAnswer, self._ask("POST", path, params=query, repeatable=True))
 
     def _get(self, model: type[B], path: str) -> B:
         return _read(model, self._ask("GET", path))

@@ -31,10 +31,28 @@ class _Commands(LazyGroup):
             attribute="ready_command",
             help="List the grid files that come with Longlaw, or print one: a start for a grid of your own.",
         ),
+        "cancel": LazyCommand(
+            module="longlaw.verb_commands",
+            attribute="cancel_command",
+            help="Stop a grid for good; what is measured, and what other grids ask for, stays.",
+        ),
+        "pause": LazyCommand(
+            module="longlaw.verb_commands",
+            attribute="pause_command",
+            help="Let nothing begin for a grid; training ends at its next checkpoint.",
+        ),
+        "resume": LazyCommand(
+            module="longlaw.verb_commands", attribute="resume_command", help="Let a paused grid go on."
+        ),
+        "retry": LazyCommand(
+            module="longlaw.verb_commands",
+            attribute="retry_command",
+            help="Open again what failed of a grid, with new retry budgets.",
+        ),
     }
 
 
-grid_app = typer.Typer(cls=_Commands, help="Plan, submit and follow grids of training runs.", no_args_is_help=True)
+grid_app = typer.Typer(cls=_Commands, help="Plan, submit, follow and steer grids.", no_args_is_help=True)
 
 Url = Annotated[
     str | None, typer.Option("--url", help="The service's address; LONGLAW_URL, else http://127.0.0.1:8000.")
@@ -104,7 +122,8 @@ def list_grids(
         justify: Literal["left", "right"] = "right" if title == "to train" else "left"
         table.add_column(title, justify=justify, no_wrap=title != "name", overflow="fold")
     for grid in grids:
-        table.add_row(grid.id, grid.name, grid.state, f"{grid.created_at:%m-%d %H:%M}", short_count(grid.tokens_train))
+        state = "paused" if grid.paused_at else grid.state
+        table.add_row(grid.id, grid.name, state, f"{grid.created_at:%m-%d %H:%M}", short_count(grid.tokens_train))
     Console().print(table)
 
 
@@ -126,11 +145,11 @@ def _live(console: Console) -> Iterator[Callable[[GridDetail], None]]:
 @contextlib.contextmanager
 def _in_lines(console: Console) -> Iterator[Callable[[GridDetail], None]]:
     """A line when the state changes or another tenth of the tokens is done; the whole view if it ends badly."""
-    told: tuple[str, int] | None = None
+    told: tuple[str, bool, int] | None = None
 
     def update(grid: GridDetail) -> None:
         nonlocal told
-        now = (grid.state, 10 * grid.tokens_done // max(grid.tokens_total, 1))
+        now = (grid.state, grid.paused_at is not None, 10 * grid.tokens_done // max(grid.tokens_total, 1))
         if now != told:
             console.print(progress_line(grid), highlight=False, soft_wrap=True)
             told = now

@@ -29,14 +29,16 @@ def progress_line(grid: GridDetail) -> str:
     done = f"{_share(grid.tokens_done, grid.tokens_total):.0%} of {grid.tokens_total:,} tokens"
     cells = f"{grid.cells.get('MEASURED', 0)}/{sum(grid.cells.values())} cells"
     rate = f", {grid.tokens_per_s:,.0f} tokens/s" if grid.tokens_per_s else ""
-    return f"{grid.state} {done}, {cells}{rate}"
+    return f"{grid.state}{', paused:' if grid.paused_at else ''} {done}, {cells}{rate}"
 
 
 def _title(grid: GridDetail) -> Text:
     text = Text()
     text.append(grid.name, style="bold").append("  ").append(grid.state, style=_STYLES.get(grid.state, ""))
+    if grid.paused_at is not None:
+        text.append(", paused", style="yellow")
     text.append(f"  {grid.cells.get('MEASURED', 0)} of {sum(grid.cells.values())} cells measured")
-    if grid.eta_s is not None:
+    if grid.eta_s is not None and grid.paused_at is None:
         text.append(f", about {duration(grid.eta_s)} left")
     return text.append(f"\n{grid.id}", style="dim")
 
@@ -45,6 +47,7 @@ def _bars(grid: GridDetail) -> Table:
     table = Table.grid(padding=(0, 2))
     for _ in range(6):
         table.add_column(no_wrap=True)
+    idle = "paused" if grid.paused_at else "waits" if grid.state in ("PENDING", "RUNNING") else grid.state.lower()
     for scale in grid.scales:
         running = [attempt.what for attempt in grid.attempts if attempt.scale == scale.scale]
         measured = scale.evaluations["SUCCEEDED"]
@@ -54,16 +57,16 @@ def _bars(grid: GridDetail) -> Table:
             f"{_share(scale.tokens_done, scale.tokens_total):4.0%} of {short_count(scale.tokens_total)}",
             f"{scale.tokens_per_s:,.0f} tokens/s" if scale.tokens_per_s else "",
             f"{measured}/{sum(scale.evaluations.values())} evaluated",
-            _activity(scale, running),
+            _activity(scale, running, idle),
         )
     return table
 
 
-def _activity(scale: ScaleProgress, running: list[str]) -> Text:
+def _activity(scale: ScaleProgress, running: list[str], idle: str) -> Text:
     if running:
         return Text(", ".join(running), style="cyan")
     done = scale.tokens_done == scale.tokens_total and scale.evaluations["SUCCEEDED"] == sum(scale.evaluations.values())
-    return Text("done", style="green") if done else Text("waits", style="dim")
+    return Text("done", style="green") if done else Text(idle, style="dim")
 
 
 def _lines(title: str, items: Sequence[tuple[str, str, str, int]]) -> list[Text]:

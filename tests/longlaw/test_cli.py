@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import yaml
 from rich.console import Console
 
-from longlaw.cli import main
 from longlaw.client import Client
 from longlaw.grid_commands import follow
 from tests.api import seeding
+from tests.longlaw.command_line import longlaw
 from tests.longlaw.conftest import Finished
 
 COMMANDS = ["demo", "up", "grid", "predict", "fit", "merge", "data", "model", "db"]
-GRID_COMMANDS = ["plan", "submit", "status", "watch", "list"]
+GRID_COMMANDS = ["plan", "submit", "status", "watch", "list", "cancel", "pause", "resume", "retry"]
 
 
 def test_help_lists_every_command_and_imports_none() -> None:
@@ -43,14 +40,14 @@ def test_help_lists_every_command_and_imports_none() -> None:
 
 @pytest.mark.parametrize("arguments", [["grid"], ["predict"], *(["grid", name] for name in GRID_COMMANDS)])
 def test_every_command_explains_itself(arguments: list[str]) -> None:
-    outcome = _longlaw(*arguments, "--help")
+    outcome = longlaw(*arguments, "--help")
     assert outcome.returncode == 0
     assert "Usage: longlaw " + " ".join(arguments) in outcome.stdout
     assert "Traceback" not in outcome.stdout + outcome.stderr
 
 
 def test_mistyped_command_gets_a_suggestion() -> None:
-    outcome = _longlaw("gird")
+    outcome = longlaw("gird")
     assert outcome.returncode == 2
     assert "grid" in outcome.stderr
 
@@ -71,26 +68,26 @@ def test_missing_extra_is_said_and_how_to_get_it() -> None:
 def test_grid_is_submitted_listed_and_followed(service: str, tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(seeding.document(name="from a file")))
-    first = _longlaw("grid", "submit", str(file), "--json", "--idempotency-key", "k", url=service)
-    second = _longlaw("grid", "submit", str(file), "--json", "--idempotency-key", "k", url=service)
+    first = longlaw("grid", "submit", str(file), "--json", "--idempotency-key", "k", url=service)
+    second = longlaw("grid", "submit", str(file), "--json", "--idempotency-key", "k", url=service)
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     grid_id = json.loads(first.stdout)["id"]
-    listed = json.loads(_longlaw("grid", "list", "--json", url=service).stdout)
+    listed = json.loads(longlaw("grid", "list", "--json", url=service).stdout)
     assert [grid["id"] for grid in listed] == [grid_id]
-    table = _longlaw("grid", "list", url=service, COLUMNS="80").stdout
+    table = longlaw("grid", "list", url=service, COLUMNS="80").stdout
     assert grid_id in table
     assert "PENDING" in table
-    status = _longlaw("grid", "status", url=service).stdout  # the newest one
+    status = longlaw("grid", "status", url=service).stdout  # the newest one
     assert "from a file" in status
     assert "PENDING" in status
     assert "no scheduler is running" in status
 
 
 def test_finished_grid_is_shown_and_watching_it_ends_at_once(finished: Finished) -> None:
-    status = json.loads(_longlaw("grid", "status", finished.grid_id, "--json", url=finished.url).stdout)
+    status = json.loads(longlaw("grid", "status", finished.grid_id, "--json", url=finished.url).stdout)
     assert status["cells"]["MEASURED"] == 8
-    watched = _longlaw("grid", "watch", url=finished.url)
+    watched = longlaw("grid", "watch", url=finished.url)
     assert watched.returncode == 0
     assert watched.stdout.startswith("SUCCEEDED 100% of ")
 
@@ -108,7 +105,7 @@ def test_live_view_shows_a_bar_per_scale_and_ends_with_the_grid(finished: Finish
 def test_grid_may_come_from_standard_input(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = yaml.safe_dump(seeding.document(name="piped"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert "'piped' is submitted" in _longlaw("grid", "submit", "-", url=service).stdout
+    assert "'piped' is submitted" in longlaw("grid", "submit", "-", url=service).stdout
 
 
 @pytest.mark.parametrize("command", [["up"], ["demo", "grids/tiny.yaml"]])
@@ -125,7 +122,7 @@ def test_wrong_setting_is_one_line_without_its_value(
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
     (tmp_path / "file").touch()
-    outcome = _longlaw(*command, **{variable: value.format(file=tmp_path / "file")})
+    outcome = longlaw(*command, **{variable: value.format(file=tmp_path / "file")})
     assert outcome.returncode == 1
     assert message in outcome.stderr
     assert len(outcome.stderr.splitlines()) == 1
@@ -138,7 +135,7 @@ def test_service_without_its_extras_is_not_started(
 ) -> None:
     monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
-    outcome = _longlaw("up", LONGLAW_HOME=str(tmp_path))
+    outcome = longlaw("up", LONGLAW_HOME=str(tmp_path))
     assert outcome.stderr == f"error: this needs {module}, which is not installed: pip install 'longlaw[{extra}]'\n"
     assert not list(tmp_path.iterdir())
 
@@ -147,7 +144,7 @@ def test_taken_port_is_said_before_anything_starts(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("LONGLAW_DATABASE_URL", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        outcome = _longlaw("up", LONGLAW_HOME=str(tmp_path), LONGLAW_API_PORT=port)
+        outcome = longlaw("up", LONGLAW_HOME=str(tmp_path), LONGLAW_API_PORT=port)
     assert outcome.returncode == 1
     assert f"Port {port} is taken" in outcome.stderr
     assert not (tmp_path / "postgres").exists()
@@ -158,24 +155,24 @@ def test_corpus_is_looked_up_in_the_store(service: str, tmp_path: Path) -> None:
     grid["recipe"] = {**grid["recipe"], "corpus": "my-corpus"}
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid))
-    missing = _longlaw("grid", "submit", str(file), url=service, LONGLAW_STORE=str(tmp_path))
+    missing = longlaw("grid", "submit", str(file), url=service, LONGLAW_STORE=str(tmp_path))
     assert missing.returncode == 1
     assert 'no corpus "my-corpus"' in missing.stderr
     assert "longlaw data build" in missing.stderr
     names = tmp_path / "corpora" / "names"
     names.mkdir(parents=True)
     (names / "my-corpus").write_text(seeding.CORPUS)
-    found = _longlaw("grid", "submit", str(file), url=service, LONGLAW_STORE=str(tmp_path))
+    found = longlaw("grid", "submit", str(file), url=service, LONGLAW_STORE=str(tmp_path))
     assert found.returncode == 0, found.stderr
 
 
 def test_prediction_is_a_table_or_json(finished: Finished) -> None:
     at = ["--n", "5e4", "--short", "2_000", "--long", "600", "--long", "900"]
-    table = _longlaw("predict", *at, url=finished.url)
+    table = longlaw("predict", *at, url=finished.url)
     assert "log LongPPL" in table.stdout
     assert finished.fit_id in table.stdout
     assert "note: " in table.stdout
-    answer = json.loads(_longlaw("predict", *at, "--fit", finished.fit_id, "--json", url=finished.url).stdout)
+    answer = json.loads(longlaw("predict", *at, "--fit", finished.fit_id, "--json", url=finished.url).stdout)
     assert [point["long_tokens"] for point in answer["predictions"]] == [600, 900]
 
 
@@ -190,7 +187,7 @@ def test_prediction_is_a_table_or_json(finished: Finished) -> None:
 )
 def test_what_cannot_be_done_is_one_message_and_exit_code_1(service: str, arguments: list[str], message: str) -> None:
     """B63 among others."""
-    outcome = _longlaw(*arguments, url=service)
+    outcome = longlaw(*arguments, url=service)
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("error: ")
     assert message in outcome.stderr
@@ -204,29 +201,3 @@ def test_service_that_does_not_run_is_named_by_the_installed_command() -> None:
     assert outcome.returncode == 1
     assert "http://127.0.0.1:9" in outcome.stderr
     assert "longlaw up" in outcome.stderr
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def _longlaw(*arguments: str, url: str | None = None, **settings: str) -> Outcome:
-    """Runs the command line in this process, which spares a second of imports each time."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    environment = settings | ({"LONGLAW_URL": url} if url else {})
-    with (
-        mock.patch.dict(os.environ, environment),
-        mock.patch.object(sys, "argv", ["longlaw", *arguments]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-            if isinstance(end.code, str):
-                print(end.code, file=err)  # as the interpreter does at its end
-    return Outcome(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
