@@ -186,11 +186,16 @@ class RayExecutor:
                     follower.kill_at_s = time.monotonic() + self._stop_grace_s
                 slot.followers = []
 
-    def stop(self, token: uuid.UUID) -> None:
-        """Asks the attempt to stop; after the grace time its process is killed. Either way it is reported `Stopped`."""
+    def stop(self, token: uuid.UUID, *, at_checkpoint: bool = False) -> None:
+        """Asks the attempt to stop; after the grace time its process is killed. Either way it is reported `Stopped`.
+
+        Args:
+            at_checkpoint: it may take as long as it needs to its next checkpoint.
+        """
         for slot in self._slots.values():
             if slot.token == token and slot.kill_at_s is None:
-                slot.kill_at_s = time.monotonic() + self._stop_grace_s
+                if not at_checkpoint:
+                    slot.kill_at_s = time.monotonic() + self._stop_grace_s
                 if slot.actor is not None:
                     slot.actor.stop.remote(token)  # also to followers: the first process decides for all of them
 

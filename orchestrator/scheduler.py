@@ -65,7 +65,7 @@ class Executor(Protocol):
     def launch(self, workers: Sequence[str], token: uuid.UUID, run: SegmentRun | EvaluationRun | ProbeRun) -> None: ...
     def poll(self, *, timeout_s: float) -> tuple[WorkerReport, ...]: ...
     def settle(self, item: WorkerReport) -> None: ...
-    def stop(self, token: uuid.UUID) -> None: ...
+    def stop(self, token: uuid.UUID, *, at_checkpoint: bool = False) -> None: ...
 
 
 class Scheduler:
@@ -102,6 +102,7 @@ class Scheduler:
         self._evaluation_next = self._gathering = False
         self._progress: dict[uuid.UUID, TrainProgress] = {}
         self._training: dict[uuid.UUID, str] = {}
+        self._told_to_stop: set[uuid.UUID] = set()  # at their next checkpoint
         self._tended_at_s = self._survey_at_s = -1e9
         self._database_wait_s = 0.0
 
@@ -218,6 +219,10 @@ class Scheduler:
                     if not attempts.renew(session, token, lease_s=self._settings.lease_s, progress=progress):
                         self._executor.stop(token)  # withdrawn, or taken over while we were away
                 self._lose(session)
+                for token in attempts.to_stop(session, scheduler_id=self.id):
+                    if token not in self._told_to_stop:
+                        self._told_to_stop.add(token)
+                        self._executor.stop(token, at_checkpoint=True)
         began_s = time.monotonic()
         if self._leading and began_s >= self._survey_at_s:
             with self._sessions.begin() as session:
@@ -334,7 +339,9 @@ class Scheduler:
                 case Measured(token=token, evaluation=evaluation):
                     current = attempts.record_evaluation(session, token, evaluation)
                 case Stopped(token=token):
-                    current = attempts.stop_attempt(session, token)
+                    told = token in self._told_to_stop
+                    why = "its grids were paused, or want no more of it" if told else "the scheduler stopped"
+                    current = attempts.stop_attempt(session, token, reason=why)
                 case Failed() | Lost():
                     current = attempts.fail_attempt(session, report.token, failure_of(report), policy=self._policy)
         if isinstance(report, Failed):
@@ -347,8 +354,10 @@ class Scheduler:
             self._remove(path)
         if isinstance(report, FINAL):
             self._progress.pop(report.token, None)
+            self._told_to_stop.discard(report.token)
             segment = self._training.pop(report.token, None)
-            if segment is not None and current:  # else another scheduler's worker may be writing there by now
+            nobody_writes = current or (self._leading and segment not in self._training.values())
+            if segment is not None and nobody_writes:  # else another worker may be at it by now
                 remove_unfinished(self._store, segment)
 
     def _remove(self, path: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from sqlalchemy.orm import Session
 
 from database.engine import create_engine
 from database.models import Attempt, Cell, Checkpoint, Evaluation, Observation, Scheduler, Segment
+from database.progress import cell_counts
+from database.verbs import Obeyed, Verb, obey
 from orchestrator import scheduler as scheduler_module
 from orchestrator.executor import RayExecutor
 from orchestrator.scheduler_settings import SchedulerSettings
@@ -47,6 +50,17 @@ class Lab:
                 if condition(session):
                     return
         raise AssertionError("the condition did not come true")
+
+
+def asked(engine: Engine, grid_id: uuid.UUID, verb: Verb) -> Obeyed:
+    with Session(engine) as session, session.begin():
+        obeyed = obey(session, grid_id, verb)
+        assert obeyed is not None
+        return obeyed
+
+
+def nothing_runs(session: Session) -> bool:
+    return session.scalar(select(func.count()).where(Attempt.state == "RUNNING")) == 0
 
 
 def all_closed(session: Session) -> bool:
@@ -225,6 +239,64 @@ def test_killed_scheduler_is_replaced_without_a_trace_in_the_numbers(
     # Ray's two agents look after their parent once in a while and are gone within a minute; nothing else is left.
     left = [" ".join(child.cmdline()) for child in children if child.is_running()]
     assert [command for command in left if command and "Agent" not in command] == []
+
+
+def test_paused_grid_ends_at_its_next_checkpoints_and_goes_on_without_a_trace_in_the_numbers(
+    undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str
+) -> None:
+    grid_id = submit_tiny(lab.engine, tiny_document(corpus)).grid_id
+    pids = lab.workers.pids()
+    lab.turn_until(trunk_runs)
+    assert asked(lab.engine, grid_id, "pause").counts.attempts in (1, 2)
+    lab.turn_until(nothing_runs)
+    assert lab.workers.attempts() == ()
+    with Session(lab.engine) as session:
+        stopped = session.scalars(select(Attempt.segment_id).where(Attempt.state == "STOPPED")).all()
+        states = set(session.scalars(select(Segment.state).where(Segment.id.in_(stopped))))
+        begun = session.scalar(select(func.count()).select_from(Attempt))
+    assert (len(stopped) in (1, 2), states) == (True, {"READY"})
+    for _ in range(5):
+        lab.scheduler.turn()
+    with Session(lab.engine) as session:
+        assert session.scalar(select(func.count()).select_from(Attempt)) == begun
+    assert lab.workers.pids() == pids  # nobody was killed for it
+    asked(lab.engine, grid_id, "resume")
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        again = select(Attempt.start_step).where(Attempt.segment_id.in_(stopped), Attempt.number == 2)
+        assert all(start_step is not None and start_step % 20 == 0 for start_step in session.scalars(again))
+        assert session.scalar(select(func.sum(Segment.infrastructure_failures + Segment.user_failures))) == 0
+    assert measured_numbers(lab.engine) == undisturbed[1]
+
+
+def test_cancelled_grid_stops_at_once_and_another_ends_with_exactly_its_cells(
+    undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str
+) -> None:
+    """The other shares the trunk of one scale, and asks for less of it."""
+    cancelled = submit_tiny(lab.engine, tiny_document(corpus)).grid_id
+    other = tiny_document(corpus, name="other", widths=(16,), short_steps=(27,), long_steps=(8,))
+    other_id = submit_tiny(lab.engine, other).grid_id
+    lab.turn_until(trunk_runs)
+    done = asked(lab.engine, cancelled, "cancel").counts
+    assert (done.evaluations, done.evaluations_kept) == (7, 1)
+    with Session(lab.engine) as session:
+        before = session.scalar(select(func.count()).where(Checkpoint.segment_key == only_asked_by_it(session)))
+    lab.turn_until(all_closed)
+    lab.turn_until(lambda _: lab.workers.attempts() == ())
+    with Session(lab.engine) as session:
+        after = session.scalar(select(func.count()).where(Checkpoint.segment_key == only_asked_by_it(session)))
+        assert after == before  # late reports changed nothing
+        assert {state: n for state, n in cell_counts(session, cancelled).items() if n} == {"CANCELLED": 8}
+        assert {state: n for state, n in cell_counts(session, other_id).items() if n} == {"MEASURED": 1}
+        assert session.scalar(select(func.count()).select_from(Observation)) == 1
+    (measured,) = measured_numbers(lab.engine).values
+    assert measured in undisturbed[1].values
+    assert list(lab.store.rglob("*.unfinished")) == []
+
+
+def only_asked_by_it(session: Session) -> str:
+    """The trunk of the larger scale."""
+    return session.scalars(select(Segment.key).where(Segment.kind == "short_trunk", Segment.scale == "w32")).one()
 
 
 def test_database_that_goes_away_interrupts_no_training(
