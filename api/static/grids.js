@@ -2,6 +2,7 @@
 
 import { ask } from "./service.js";
 import { byId, clock, duration, grouped, h, keyed, percent, rebuild, setText, significant, time } from "./page.js";
+import { verbsView } from "./verbs.js";
 
 const PAGE = 8;
 const OPEN = new Set(["PENDING", "RUNNING"]);
@@ -27,6 +28,7 @@ export function gridsView(initialId, chosen) {
   let shown = null;
   let page = null;
   const cursors = [null]; // of the pages up to the one shown
+  const verbs = verbsView((grid) => grid.id === gridId && drawGrid(grid));
   const highest = new Map(); // tokens seen done, per grid and scale: a resumed attempt does not take a bar back
 
   byId("newer").addEventListener("click", () => turn(() => cursors.length > 1 && cursors.pop()));
@@ -61,7 +63,7 @@ export function gridsView(initialId, chosen) {
       (entry, grid) => {
         const button = entry.firstElementChild;
         button.setAttribute("aria-current", String(grid.id === gridId));
-        setPill(button.querySelector(".pill"), grid.state);
+        setPill(button.querySelector(".pill"), grid);
       },
     );
   }
@@ -105,7 +107,8 @@ export function gridsView(initialId, chosen) {
 
   function drawGrid(grid) {
     setText(byId("grid-name"), grid.name);
-    setPill(byId("grid-state"), grid.state);
+    setPill(byId("grid-state"), grid);
+    verbs.draw(grid);
     rebuild(byId("grid-facts"), [grid.id], () => facts(grid));
 
     const done = neverLess(`${grid.id}`, grid.tokens_done, grid.tokens_total);
@@ -119,15 +122,9 @@ export function gridsView(initialId, chosen) {
       rest.map((state) => `${grouped(grid.cells[state])} ${state.toLowerCase()}`).join(", ") || "all of them",
     );
     setText(byId("tile-rate"), grid.tokens_per_s ? grouped(Math.round(grid.tokens_per_s)) : "–");
-    setText(byId("tile-eta"), OPEN.has(grid.state) ? (grid.eta_s === null ? "unknown" : duration(grid.eta_s)) : "–");
-    setText(
-      byId("tile-eta-note"),
-      OPEN.has(grid.state)
-        ? grid.eta_s === null
-          ? "until every scale trains"
-          : "at the present speed"
-        : `ended ${grid.state.toLowerCase()}`,
-    );
+    const [left, note] = timeLeft(grid);
+    setText(byId("tile-eta"), left);
+    setText(byId("tile-eta-note"), note);
 
     keyed(
       byId("scale-rows"),
@@ -219,9 +216,17 @@ function facts(grid) {
   return parts.filter(Boolean);
 }
 
-function setPill(pill, state) {
-  setText(pill, state.toLowerCase());
-  pill.dataset.state = state;
+function timeLeft(grid) {
+  if (grid.paused_at !== null) return ["–", "paused"];
+  if (!OPEN.has(grid.state)) return ["–", `ended ${grid.state.toLowerCase()}`];
+  return grid.eta_s === null ? ["unknown", "until every scale trains"] : [duration(grid.eta_s), "at the present speed"];
+}
+
+function setPill(pill, grid) {
+  const paused = grid.paused_at !== null;
+  setText(pill, paused ? "paused" : grid.state.toLowerCase());
+  pill.dataset.state = grid.state;
+  pill.classList.toggle("paused", paused);
 }
 
 const share = (done, total) => (Number(total) ? Number(done) / Number(total) : 1);

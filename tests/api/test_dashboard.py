@@ -408,6 +408,56 @@ def test_state_and_progress_follow_without_reload(
 
 
 @needs_browser
+def test_grid_obeys_its_buttons_behind_a_dialog_that_says_what_they_do(
+    browser: BrowserContext, fresh: str, sessions: sessionmaker[Session]
+) -> None:
+    with sessions.begin() as session:
+        larger = str(seeding.submit_grid(session).grid_id)
+        smaller = str(seeding.submit_grid(session, seeding.document(name="smaller", long_tokens=[512])).grid_id)
+        assert seeding.next_segment(session) is not None
+    with _visit(browser, f"{fresh}/#grid={larger}", expected_errors="409") as page:
+        state, effects = page.locator("#grid-state"), page.locator("#verb-effects")
+
+        def allowed() -> list[str]:
+            return page.locator(".verbs button:enabled:visible").all_inner_texts()
+
+        expect(state).to_have_text("running")
+        assert allowed() == ["Pause", "Cancel"]
+        page.click("#verb-pause")
+        expect(effects).to_contain_text(
+            "waits0 segments, 2 evaluationsgoes on for other grids6 segments, 2 evaluations"
+        )
+        expect(page.locator("#verb-no")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.locator("#verb-dialog")).to_be_hidden()
+        expect(state).to_have_text("running")
+
+        page.click("#verb-pause")
+        page.click("#verb-yes")
+        expect(state).to_have_text("paused")
+        expect(page.locator("#tile-eta-note")).to_have_text("paused")
+        assert allowed() == ["Resume", "Cancel"]
+        page.click("#verb-resume")
+        expect(page.locator("#verb-yes")).to_be_enabled()
+        assert httpx.post(f"{fresh}/v1/grids/{larger}:cancel", trust_env=False).status_code == 200  # somebody else
+        page.click("#verb-yes")
+        expect(page.locator("#verb-error")).to_contain_text("The grid is CANCELLED")
+        page.click("#verb-no")
+        expect(state).to_have_text("cancelled")
+        assert allowed() == []
+
+        page.click("#grid-list li:first-child button")
+        expect(page.locator("#grid-name")).to_have_text("smaller")
+        page.click("#verb-cancel")
+        expect(effects).to_contain_text("stops6 segments, 2 evaluationsruns now1 attempt")
+        expect(effects).to_contain_text(f"is saved{2 * (27 * 64 + 512):,} tokens of training")
+        page.click("#verb-yes")
+        expect(state).to_have_text("cancelled")
+        expect(page.locator("#tile-cells-rest")).to_have_text("2 cancelled")
+    assert httpx.get(f"{fresh}/v1/grids/{smaller}", trust_env=False).json()["state"] == "CANCELLED"
+
+
+@needs_browser
 def test_hidden_page_asks_for_nothing(browser: BrowserContext, fresh: str) -> None:
     with _visit(browser, fresh) as page:
         expect(page.locator("#connection")).to_contain_text("Live")
