@@ -3,7 +3,8 @@
 Whatever Ray raises about a worker becomes one report, `Lost`; the worker is replaced. No call waits without a limit.
 
 Several workers may train one segment together. The first of them leads: it alone reports. When one of them fails or
-dies the others would wait for it for ever, so they are given up with it, and the attempt has one end.
+dies the others notice it and end as well; those that do not are killed after a grace. The attempt has one end
+(`orchestrator.running_attempt`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any, Self
 
 from orchestrator.ray_cluster import ray_cluster
 from orchestrator.ray_worker import Seat, Worker
-from orchestrator.reports import FINAL, Failed, Lost, Numbered, Progressed, Report, Stopped, WorkerReport
+from orchestrator.reports import FINAL, Lost, Numbered, Progressed, Report, WorkerReport
+from orchestrator.running_attempt import RunningAttempt
 from workers.probe_spec import ProbeRun
 from workers.spec import EvaluationRun, SegmentRun
 
@@ -34,15 +36,16 @@ _DEATHS_TO_GIVE_UP = 3
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
-    """A worker's place: the actor in it, the attempt it works on, and reports that are not settled yet.
+    """A worker's place: the actor in it, the attempt it is busy with, and reports that are not settled yet.
 
-    `followers` train the same attempt under this worker's lead; `leader` is whom this worker follows.
+    A leader's attempt stays until its end is settled, that of a worker that follows until it has ended.
     """
 
     name: str
     actor: Any = None
     ready: bool = False
-    token: uuid.UUID | None = None
+    attempt: RunningAttempt | None = None
+    place: Any = None
     start: Any = None
     poll: Any = None
     polled_at_s: float = 0.0
@@ -52,8 +55,10 @@ class _Slot:
     kill_at_s: float | None = None
     deaths: int = 0
     restart_at_s: float = 0.0
-    leader: _Slot | None = None
-    followers: list[_Slot] = field(default_factory=list)
+
+    @property
+    def at_work(self) -> bool:
+        return self.attempt is not None and self.name in self.attempt.at_work
 
 
 class RayExecutor:
@@ -92,6 +97,7 @@ class RayExecutor:
         self._state_dir, self._address = state_dir, address
         self._gpus_per_worker, self._niceness = gpus_per_worker, niceness
         self._silence_limit_s, self._stop_grace_s = silence_limit_s, stop_grace_s
+        self._looked_at_s = 0.0
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
@@ -114,7 +120,7 @@ class RayExecutor:
 
     def free(self) -> tuple[str, ...]:
         """Names of the workers that can take an attempt now."""
-        return tuple(slot.name for slot in self._slots.values() if slot.ready and slot.token is None)
+        return tuple(slot.name for slot in self._slots.values() if slot.ready and slot.attempt is None)
 
     def alive(self) -> int:
         """How many workers are at work, free or about to be; the others die again and again, or find no machine."""
@@ -127,38 +133,24 @@ class RayExecutor:
 
     def attempts(self) -> tuple[uuid.UUID, ...]:
         """Tokens of the attempts that are under way, or whose end is not settled yet."""
-        return tuple(slot.token for slot in self._slots.values() if slot.token is not None and slot.leader is None)
+        running = (slot.attempt for slot in self._slots.values())
+        return tuple(dict.fromkeys(attempt.token for attempt in running if attempt is not None))
 
     def launch(self, workers: Sequence[str], token: uuid.UUID, run: SegmentRun | EvaluationRun | ProbeRun) -> None:
         """Begins `run` on free workers, as many as it asks for, under the attempt's `token`; the first one leads."""
         slots = [self._slots[worker] for worker in workers]
-        if busy := [slot.name for slot in slots if not slot.ready or slot.token is not None]:
+        if busy := [slot.name for slot in slots if not slot.ready or slot.attempt is not None]:
             raise ValueError(f"{', '.join(busy)} is not free")
+        attempt = RunningAttempt(token=token, run=run, workers=tuple(workers))
         for slot in slots:
-            slot.token, slot.kill_at_s = token, None
+            slot.attempt = attempt
         leader = slots[0]
         if not isinstance(run, SegmentRun):
             leader.start = leader.actor.start_evaluation.remote(token, run)
         elif len(slots) == 1:
             leader.start = leader.actor.start_segment.remote(token, run)
         else:
-            self._launch_together(slots, token, run)
-
-    def _launch_together(self, slots: list[_Slot], token: uuid.UUID, run: SegmentRun) -> None:
-        import ray
-
-        leader = slots[0]
-        leader.followers = slots[1:]
-        for slot in leader.followers:
-            slot.leader = leader
-        try:
-            address, port = ray.get(leader.actor.meeting_place.remote(), timeout=self._silence_limit_s)
-        except ray.exceptions.RayError as error:
-            self._retire(leader, _reason(leader.name, error))
-            return
-        for rank, slot in enumerate(slots):
-            seat = Seat(rank=rank, processes=len(slots), address=address, port=port)
-            slot.start = slot.actor.start_segment.remote(token, run, seat)
+            leader.place = leader.actor.meeting_place.remote()  # they begin when it is known
 
     def poll(self, *, timeout_s: float) -> tuple[WorkerReport, ...]:
         """All unsettled reports, oldest first for each worker, after waiting `timeout_s` at most for the first new one.
@@ -181,10 +173,7 @@ class RayExecutor:
         if slot.inbox and slot.inbox[0] is item.report:
             slot.inbox.popleft()
             if isinstance(item.report, FINAL):
-                slot.token, slot.start, slot.kill_at_s = None, None, None
-                for follower in slot.followers:  # they end with it, if they end at all
-                    follower.kill_at_s = time.monotonic() + self._stop_grace_s
-                slot.followers = []
+                slot.attempt = None
 
     def stop(self, token: uuid.UUID, *, at_checkpoint: bool = False) -> None:
         """Asks the attempt to stop; after the grace time its process is killed. Either way it is reported `Stopped`.
@@ -193,10 +182,11 @@ class RayExecutor:
             at_checkpoint: it may take as long as it needs to its next checkpoint.
         """
         for slot in self._slots.values():
-            if slot.token == token and slot.kill_at_s is None:
-                if not at_checkpoint:
-                    slot.kill_at_s = time.monotonic() + self._stop_grace_s
-                if slot.actor is not None:
+            if slot.attempt is not None and slot.attempt.token == token:
+                slot.attempt.stopping |= not at_checkpoint
+                if slot.at_work and slot.kill_at_s is None:
+                    if not at_checkpoint:
+                        slot.kill_at_s = time.monotonic() + self._stop_grace_s
                     slot.actor.stop.remote(token)  # also to followers: the first process decides for all of them
 
     def pids(self) -> dict[str, int]:
@@ -207,23 +197,26 @@ class RayExecutor:
         return {slot.name: ray.get(slot.actor.pid.remote(), timeout=self._silence_limit_s) for slot in ready}
 
     def _look_after(self) -> None:
-        """Replaces dead workers, kills those that outlive their grace or fell silent, and keeps a poll under way."""
+        """Replaces dead workers, and kills those that outlive their grace or fell silent."""
         now = time.monotonic()
+        if now - self._looked_at_s > self._silence_limit_s / 2:  # nobody listened meanwhile, so nobody was silent
+            for slot in self._slots.values():
+                slot.polled_at_s = now
+        self._looked_at_s = now
         for slot in self._slots.values():
             if slot.actor is None:
                 if now >= slot.restart_at_s:
                     self._hire(slot)
-            elif slot.kill_at_s is not None and now > slot.kill_at_s and not _is_over(slot):
-                self._retire(slot, "it was told to stop")
+            elif slot.kill_at_s is not None and now > slot.kill_at_s:
+                self._retire(slot, "it did not end when it was to", made_to=True)
             elif slot.ready and now - slot.polled_at_s > self._silence_limit_s:
                 self._retire(slot, f"{slot.name} did not answer for {self._silence_limit_s:.0f} s")
-            elif slot.poll is None:
-                self._ask(slot)
 
     def _listen(self, timeout_s: float) -> None:
         import ray
 
         asked = {slot.poll: slot for slot in self._slots.values() if slot.poll is not None}
+        asked |= {slot.place: slot for slot in self._slots.values() if slot.place is not None}
         if not asked:
             time.sleep(timeout_s)
             return
@@ -231,8 +224,32 @@ class RayExecutor:
         if some:
             some, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
         for reference in some:
-            if asked[reference].poll is reference:  # else it was given up since
-                self._hear(asked[reference])
+            slot = asked[reference]
+            if slot.poll is reference:  # else it was given up since
+                self._hear(slot)
+            elif slot.place is reference:
+                self._begin_together(slot)
+
+    def _begin_together(self, leader: _Slot) -> None:
+        import ray
+
+        place, leader.place, attempt = leader.place, None, leader.attempt
+        assert attempt is not None
+        assert isinstance(attempt.run, SegmentRun)
+        slots = [self._slots[name] for name in attempt.workers]
+        try:
+            address, port = ray.get(place, timeout=self._silence_limit_s)
+        except ray.exceptions.RayError as error:
+            self._retire(leader, _reason(leader.name, error))
+            return
+        if len(attempt.at_work) < len(slots):  # one of them died meanwhile
+            for slot in slots:
+                if slot.attempt is attempt and slot.at_work:
+                    self._end(slot, None)
+            return
+        for rank, slot in enumerate(slots):
+            seat = Seat(rank=rank, processes=len(slots), address=address, port=port)
+            slot.start = slot.actor.start_segment.remote(attempt.token, attempt.run, seat)
 
     def _hear(self, slot: _Slot) -> None:
         import ray
@@ -251,39 +268,27 @@ class RayExecutor:
                 slot.progress = item.report
             elif item.number > slot.received:
                 slot.received = item.number
-                self._file(slot, item.report)
-        if slot.actor is not None:
-            self._ask(slot)
+                if isinstance(item.report, FINAL):
+                    self._end(slot, item.report)
+                else:
+                    slot.inbox.append(item.report)
+        self._ask(slot)
 
-    def _file(self, slot: _Slot, report: Report) -> None:
-        """Keeps a report until it is settled; of a worker that follows, only a failure matters to others."""
-        leader = slot.leader
-        if leader is None:
-            slot.inbox.append(report)
-            if isinstance(report, Failed):
-                self._give_up_followers(slot)
-        elif isinstance(report, FINAL):
-            together = self._leave(slot)
-            slot.start, slot.kill_at_s = None, None
-            if isinstance(report, Failed) and together:
-                leader.inbox.append(report)
-                self._retire(leader, f"{slot.name}, which trained with it, failed")
-
-    def _leave(self, follower: _Slot) -> bool:
-        """Frees a worker from following; whether the attempt that it worked on is still under way."""
-        leader, token = follower.leader, follower.token
-        follower.leader, follower.token = None, None
-        if leader is None or leader.token != token:
-            return False
-        if follower in leader.followers:
-            leader.followers.remove(follower)
-        return not _is_over(leader)
-
-    def _give_up_followers(self, leader: _Slot) -> None:
-        followers, leader.followers = leader.followers, []
-        for slot in followers:
-            slot.leader, slot.token = None, None
-            self._retire(slot, f"{leader.name}, which led it, is gone or failed")
+    def _end(self, slot: _Slot, report: Report | None) -> None:
+        """A worker is done with its attempt. Its companions have a grace to end where they have nothing left to do;
+        with the last of them the whole has ended, which the leader's inbox tells."""
+        attempt = slot.attempt
+        assert attempt is not None
+        attempt.ended(slot.name, report)
+        slot.start, slot.kill_at_s = None, None
+        if slot.name != attempt.leader:
+            slot.attempt = None
+        if attempt.over:
+            self._slots[attempt.leader].inbox.append(attempt.end())
+        elif attempt.ending:
+            for companion in (self._slots[name] for name in attempt.at_work):
+                if companion.kill_at_s is None:
+                    companion.kill_at_s = time.monotonic() + self._stop_grace_s
 
     def _ask(self, slot: _Slot) -> None:
         slot.poll, slot.polled_at_s = slot.actor.poll.remote(slot.received, _NEWS_WAIT_S), time.monotonic()
@@ -301,18 +306,12 @@ class RayExecutor:
         slot.actor, slot.ready, slot.received = actor.remote(self._store, self._store_cache), False, 0
         self._ask(slot)
 
-    def _retire(self, slot: _Slot, reason: str) -> None:
-        """Gives a worker up: its process is killed, its attempt, if not over, is `Lost` (or `Stopped`, if asked to)."""
+    def _retire(self, slot: _Slot, reason: str, *, made_to: bool = False) -> None:
+        """Kills a worker and has it replaced. What it was at has lost it, unless it was `made_to` end."""
         logger.warning("%s is replaced: %s", slot.name, reason)
-        if (leader := slot.leader) is not None:
-            if self._leave(slot):
-                self._retire(leader, reason)
-        elif slot.token is not None and not _is_over(slot):
-            token = slot.token
-            stopping = slot.kill_at_s is not None
-            slot.inbox.append(Stopped(token=token) if stopping else Lost(token=token, reason=reason))
-        self._give_up_followers(slot)
         self._kill(slot)
+        if slot.at_work and slot.attempt is not None:
+            self._end(slot, None if made_to else Lost(token=slot.attempt.token, reason=reason))
         slot.deaths += 1
         wait_s = 0.0 if slot.deaths == 1 else min(_MAX_RESTART_WAIT_S, 2.0**slot.deaths)
         slot.restart_at_s = time.monotonic() + wait_s
@@ -322,11 +321,8 @@ class RayExecutor:
 
         if slot.actor is not None:
             ray.kill(slot.actor, no_restart=True)
-        slot.actor, slot.poll, slot.start, slot.ready, slot.progress = None, None, None, False, None
-
-
-def _is_over(slot: _Slot) -> bool:
-    return any(isinstance(report, FINAL) for report in slot.inbox)
+        slot.actor, slot.place, slot.start, slot.poll = None, None, None, None
+        slot.ready, slot.progress = False, None
 
 
 def _reason(worker: str, error: Exception) -> str:

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.reports import Failed, Measured, Numbered, Progressed, Report, Saved, Stopped, Trained
 from workers.mirror import open_store
@@ -27,13 +27,16 @@ from workers.probe_spec import ProbeRun
 from workers.results import TrainProgress, probed
 from workers.spec import EvaluationRun, SegmentRun
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
 _TRACEBACK_CHARS = 4_000
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A process's place among the `processes` that train one segment together, and where they meet."""
+    """A process's place among the `processes` that train one segment together, and where the first of them listens."""
 
     rank: int
     processes: int
@@ -70,18 +73,20 @@ class Worker:
         self._progress: Progressed | None = None
         self._token: uuid.UUID | None = None
         self._unwanted: uuid.UUID | None = None
+        self._place: TCPStore | None = None
 
     def pid(self) -> int:
         return os.getpid()
 
     def meeting_place(self) -> tuple[str, int]:
-        """An address of this machine and a port that is free on it, for processes that train together."""
+        """Listens for the other processes of a segment, for the next one that this process leads; returns where."""
         import ray
 
+        from workers.processes import open_meeting_place
+
+        self._place = open_meeting_place()
         address: str = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, int(probe.getsockname()[1])
+        return address, self._place.port
 
     def start_segment(self, token: uuid.UUID, run: SegmentRun, seat: Seat | None = None) -> None:
         """Begins to train `run`, alone or in a `seat`; raises RuntimeError while another attempt is under way."""
@@ -138,7 +143,10 @@ class Worker:
     def _train_together(self, token: uuid.UUID, run: SegmentRun, seat: Seat) -> Report:
         from workers.processes import joined
 
-        with joined(rank=seat.rank, processes=seat.processes, address=seat.address, port=seat.port):
+        place = None
+        if seat.rank == 0:
+            place, self._place = self._place, None
+        with joined(rank=seat.rank, processes=seat.processes, address=seat.address, port=seat.port, place=place):
             return self._train(token, run, quiet=seat.rank > 0)
 
     def _train(self, token: uuid.UUID, run: SegmentRun, *, quiet: bool = False) -> Report:

@@ -7,6 +7,7 @@ Nothing here is kept between two trainings but torch's process group, which `joi
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -26,8 +28,10 @@ from workers.spec import Sharding
 
 T = TypeVar("T")
 
-#: How long a process waits for the others. A checkpoint of the largest model is written within it.
+#: How long a process waits for the others while they train. A checkpoint of the largest model is written within it.
 PATIENCE = timedelta(minutes=30)
+#: How long it waits until all have come. They have nothing to do before.
+MEETING_PATIENCE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +77,39 @@ def current() -> Group:
     return Group(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
 
 
+def open_meeting_place() -> TCPStore:
+    """Listens at a free port of this machine, `port`, from now on: no one else can take it before the others come."""
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=MEETING_PATIENCE)
+
+
 @contextmanager
-def joined(*, rank: int, processes: int, address: str, port: int) -> Iterator[None]:
-    """Meets the other processes at `address`:`port`, where rank 0 listens, and parts from them at the end.
+def joined(*, rank: int, processes: int, address: str, port: int, place: TCPStore | None = None) -> Iterator[None]:
+    """Meets the other processes at `address`:`port`, and parts from them at the end.
 
     Every process must see one GPU as its first (Ray does that), or none.
 
+    Args:
+        place: In the process that listens there, what `open_meeting_place` made; None in the others.
+
     Raises:
-        ProcessLostError: if they cannot be reached, or one of them is gone before all have parted.
+        ProcessLostError: if they cannot be reached, do not come, or one of them is gone before all have parted.
     """
     try:
+        place = place or TCPStore(address, port, wait_for_workers=False, timeout=MEETING_PATIENCE)
+        _wait_for_all(place, rank, processes)
         dist.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
-            init_method=f"tcp://{address}:{port}",
+            store=place,
             rank=rank,
             world_size=processes,
             timeout=PATIENCE,
         )
         yield
-    except RuntimeError as error:
-        if _is_about_others(error):
-            raise ProcessLostError(f"one of {processes} processes is gone or unreachable: {error}") from error
+    except BaseException as error:
+        _let_go(error)
+        if isinstance(error, RuntimeError) and _is_about_others(error):
+            what = str(error).strip().partition("\n")[0]
+            raise ProcessLostError(f"one of {processes} processes is gone or unreachable: {what}") from error
         raise
     finally:
         # DDP's reducer holds the group: were it the last to do so, gloo's threads would be joined under the GIL and
@@ -101,6 +117,25 @@ def joined(*, rank: int, processes: int, address: str, port: int) -> Iterator[No
         gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _wait_for_all(place: TCPStore, rank: int, processes: int) -> None:
+    place.set(f"here/{rank}", "")
+    try:
+        place.wait([f"here/{other}" for other in range(processes)])
+    except dist.DistStoreError:
+        missing = [str(other) for other in range(processes) if not place.check([f"here/{other}"])]
+        raise ProcessLostError(
+            f"process {', '.join(missing)} of {processes} did not come within {MEETING_PATIENCE.total_seconds():.0f} s"
+        ) from None
+
+
+def _let_go(error: BaseException) -> None:
+    """Frees what the frames of a failure hold, DDP's reducer among it. Its traceback still says where it was."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
 
 
 def _is_about_others(error: RuntimeError) -> bool:

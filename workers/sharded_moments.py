@@ -7,11 +7,12 @@ metadata, so that any number of processes can go on from them, one included.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
+from workers.errors import StoreError
+
 FOLDER = "optimizer"
 #: AdamW's count of updates, one for all parameters: it has no parts.
 _STEP = "step"
@@ -30,18 +33,33 @@ _STEP = "step"
 
 class MomentShards:
     """Saves beside training. All processes of the group make one, at the same time: it has a group of its own, so that
-    what saving tells the others is never taken for what training does."""
+    what saving tells the others is never taken for what training does. A context manager; on leaving it waits."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")
+        self._begun: Future[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
 
     def begin(self, model: nn.Module, optimizers: Sequence[Optimizer], folder: Path) -> Future[Any]:
         """Copies this process's part and begins to write it below `folder`; the first process's future ends when all
         parts are written."""
+        self._wait()
         writer = HuggingFaceStorageWriter(str(folder / FOLDER), save_distributed=True)
         begun = async_save(_state(model, optimizers), storage_writer=writer, process_group=self._group)
         assert isinstance(begun, Future)
+        self._begun = begun
         return begun
+
+    def _wait(self) -> None:
+        """Until this process, too, has heard that all parts of the save before are written: it may be behind the first,
+        and what two saves tell the others must not mix."""
+        if self._begun is not None:
+            wait((self._begun,))
 
 
 def complete(folder: Path, written: Future[Any]) -> None:
@@ -49,13 +67,15 @@ def complete(folder: Path, written: Future[Any]) -> None:
     safetensors has them in any, and equal training must give equal bytes.
 
     Raises:
+        StoreError: if parts are not there, because another process wrote them elsewhere.
         Exception: what writing raised in the first process that could not.
     """
     try:
-        written.result()
+        metadata = written.result()
     except CheckpointException as error:
         first, _ = error.failures[min(error.failures)]
         raise first from error
+    missing = sum(one.size.numel() for one in metadata.state_dict_metadata.values())
     for file in (folder / FOLDER).iterdir():
         with file.open("r+b") as part:
             size = int.from_bytes(part.read(8), "little")
@@ -64,6 +84,12 @@ def complete(folder: Path, written: Future[Any]) -> None:
             text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
             part.seek(8)
             part.write(text.ljust(size))
+        missing -= sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    if missing:
+        raise StoreError(
+            f"{missing} of the optimizer's moments are not in {folder / FOLDER}: processes that share them out must see"
+            " one folder, so run them on one machine or put the store on a folder that all machines mount"
+        )
 
 
 def are_sharded(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,8 +67,8 @@ def train(
     health = HealthSeries(segment, peak_flops=peak_flops(group.device, group.size), step=first)
     health.expect(first, due)
 
-    shards = MomentShards() if group.size > 1 and run.execution.sharding == "shard" else None
-    with BackgroundWriter() as writer:
+    sharded = group.size > 1 and run.execution.sharding == "shard"
+    with MomentShards() if sharded else nullcontext() as shards, BackgroundWriter() as writer:
 
         def durable() -> tuple[Checkpoint, ...]:
             return group.from_leader(lambda: tuple(writer.finished(wait=True)))

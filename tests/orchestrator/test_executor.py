@@ -107,16 +107,6 @@ def test_asked_to_stop_a_worker_ends_at_its_next_checkpoint(idle_workers: RayExe
     assert idle_workers.pids()["worker-1"] == pid
 
 
-def test_frozen_worker_is_killed_after_the_grace_and_replaced(idle_workers: RayExecutor, corpus: str) -> None:
-    """B74, B76: a worker that answers no more is stopped all the same; its process is gone and its place is taken."""
-    token, pid = uuid.uuid4(), idle_workers.pids()["worker-1"]
-    idle_workers.launch(("worker-1",), token, _run(_trunk(corpus, seed=2), 100_000))
-    os.kill(pid, signal.SIGSTOP)
-    idle_workers.stop(token)
-    assert _reports_of(idle_workers, token) == [Stopped(token=token)]
-    assert _gone(pid)
-
-
 def _together(segment: Segment, *save_steps: int) -> SegmentRun:
     return SegmentRun(segment=segment, start=None, save_steps=save_steps, execution=Execution(processes=2))
 
@@ -164,8 +154,26 @@ def test_attempt_has_one_end_when_one_of_its_processes_dies(idle_workers: RayExe
     os.kill(pids["worker-2"], signal.SIGKILL)
     *_, last = _reports_of(idle_workers, token)
     assert isinstance(last, Lost)
-    assert "worker-2" in last.reason
-    assert _gone(pids["worker-1"])
-    assert idle_workers.alive() == 2  # those that are about to take their places count
+    assert "worker-2 died" in last.reason
+    assert idle_workers.alive() == 2  # one that is about to take a place counts
     assert _all_free(idle_workers, 2)
-    assert set(idle_workers.pids().values()).isdisjoint(pids.values())
+    after = idle_workers.pids()
+    assert after["worker-1"] == pids["worker-1"]  # it noticed, and is none the worse for it
+    assert after["worker-2"] != pids["worker-2"]
+
+
+def test_frozen_workers_that_train_together_are_killed_after_the_grace_and_replaced(
+    idle_workers: RayExecutor, corpus: str
+) -> None:
+    """B74, B76: workers that answer no more are stopped all the same; their places are taken, for good."""
+    assert _all_free(idle_workers, 2)
+    token, pids = uuid.uuid4(), idle_workers.pids()
+    idle_workers.launch(("worker-1", "worker-2"), token, _together(_trunk(corpus, seed=17), 1, 100_000))
+    while not any(isinstance(item.report, Saved) for item in idle_workers.poll(timeout_s=0.1)):
+        pass
+    os.kill(pids["worker-2"], signal.SIGSTOP)
+    idle_workers.stop(token)
+    *_, last = _reports_of(idle_workers, token)
+    assert last == Stopped(token=token)
+    assert _gone(pids["worker-2"])
+    assert _all_free(idle_workers, 2)

@@ -5,21 +5,30 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import socket
 import time
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 from tests.workers.child_processes import fork_server, train_together
 from tests.workers.tiny_training import SHAPE, segment_of, short_stage, tiny_corpus, trained
-from workers import checkpoint
+from workers import checkpoint, processes
 from workers.checkpoint_content import capture
-from workers.errors import DivergedError, ProcessLostError, SegmentRunError, StoreFullError
+from workers.errors import DivergedError, ProcessLostError, SegmentRunError, StoreError, StoreFullError
+from workers.processes import open_meeting_place
 from workers.results import Checkpoint
+from workers.sharded_moments import FOLDER, complete
 from workers.spec import CheckpointRef, Execution, Muon, Segment, SegmentRun, ShortStage, StoredCheckpoint
 from workers.train import train
 
@@ -57,29 +66,27 @@ def run_of(segment: Segment, start: Checkpoint | None = None, **execution: Any) 
     )
 
 
-def started(run: SegmentRun, store: Path) -> tuple[list[Any], Any]:
+@contextmanager
+def started(run: SegmentRun, store: Path) -> Iterator[tuple[list[Any], Any]]:
     """The processes of the run, by rank, and the queue of what each ends with."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = fork_server()
+    context, place = fork_server(), open_meeting_place()
     results = context.SimpleQueue()
     children = [
-        context.Process(target=train_together, args=(run, store, rank, port, results))
+        context.Process(target=train_together, args=(run, store, rank, place.port, results))
         for rank in range(run.execution.processes)
     ]
     for child in children:
         child.start()
-    return children, results
+    yield children, results
+    for child in children:
+        child.join()
 
 
 def together(run: SegmentRun, store: Path) -> dict[int, Any]:
     """What each process of the run ended with, by rank."""
-    children, results = started(run, store)
-    ends = dict(results.get() for _ in children)
-    for child in children:
-        child.join()
-        assert child.exitcode == 0
+    with started(run, store) as (children, results):
+        ends = dict(results.get() for _ in children)
+    assert {child.exitcode for child in children} == {0}
     return ends
 
 
@@ -180,16 +187,66 @@ def test_whose_companion_is_killed_says_that_it_is_gone(
     """Else its own error would pass for a fault of the recipe."""
     run = dataclasses.replace(run_of(trunk, processes=2, sharding=sharding), save_steps=(1, 100_000))
     place = elsewhere(store, tmp_path)
-    (first, second), results = started(run, place)
-    while not (place / checkpoint.relative_path(CheckpointRef(segment=trunk.id, step=1))).is_dir():
-        assert second.is_alive()
-        time.sleep(0.01)
-    second.kill()
-    rank, error = results.get()
-    first.join()
-    second.join()
+    with started(run, place) as ((_, second), results):
+        while not (place / checkpoint.relative_path(CheckpointRef(segment=trunk.id, step=1))).is_dir():
+            assert second.is_alive()
+            time.sleep(0.01)
+        second.kill()
+        rank, error = results.get()
     assert rank == 0
     assert isinstance(error, ProcessLostError)
+
+
+def test_process_that_does_not_come_is_named_and_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MEETING_PATIENCE", timedelta(seconds=0.3))
+    place = processes.open_meeting_place()
+    with (
+        pytest.raises(ProcessLostError, match="process 1 of 2 did not come"),
+        processes.joined(rank=0, processes=2, address="localhost", port=place.port, place=place),
+    ):
+        pass
+
+
+def test_meeting_place_that_is_gone_is_a_lost_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MEETING_PATIENCE", timedelta(seconds=0.3))
+    place = processes.open_meeting_place()
+    port = place.port
+    del place
+    with (
+        pytest.raises(ProcessLostError, match="unreachable"),
+        processes.joined(rank=1, processes=2, address="localhost", port=port),
+    ):
+        pass
+
+
+def test_failure_holds_no_model_when_the_processes_part() -> None:
+    """Else DDP would be the last to hold gloo's threads, and could wait for them for ever."""
+    held: list[weakref.ref[nn.Module]] = []
+
+    def fail() -> None:
+        replica = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+        held.append(weakref.ref(replica))
+        raise KeyError("spread")
+
+    place = processes.open_meeting_place()
+    with (
+        pytest.raises(KeyError, match="spread") as failure,
+        processes.joined(rank=0, processes=1, address="localhost", port=place.port, place=place),
+    ):
+        fail()
+    assert held[0]() is None
+    assert failure.traceback[-1].name == "fail"
+
+
+def test_parts_that_another_process_wrote_elsewhere_are_missed(tmp_path: Path) -> None:
+    """A checkpoint without them would pass for a whole one."""
+    (tmp_path / FOLDER).mkdir()
+    save_file({"weight.exp_avg": torch.zeros(3)}, tmp_path / FOLDER / "shard-00001.safetensors", {"format": "pt"})
+    whole = TensorStorageMetadata(TensorProperties(), torch.Size((5,)), [])
+    written: Future[Any] = Future()
+    written.set_result(Metadata({"weight.exp_avg": whole}))
+    with pytest.raises(StoreError, match="2 of the optimizer's moments are not in"):
+        complete(tmp_path, written)
 
 
 def test_disk_that_is_full_in_another_process_is_a_full_store_and_leaves_nothing(tmp_path: Path) -> None:
