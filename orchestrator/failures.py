@@ -11,7 +11,6 @@ _HOPELESS = frozenset(
         "DivergedError",
         "ModelMismatchError",
         "SegmentRunError",
-        "CheckpointConflictError",
         "MergeError",
         "MeasurementError",
         "ProbeError",
@@ -21,6 +20,7 @@ _INFRASTRUCTURE = frozenset(
     {
         "CheckpointMissingError",
         "CheckpointCorruptError",
+        "CheckpointConflictError",  # the scheduler removes what is in the way, so that the next try gets on
         "ProcessLostError",
         "StoreError",
         "MemoryError",

@@ -39,8 +39,8 @@ from orchestrator.refit import FitProcess
 from orchestrator.reports import FINAL, Failed, Lost, Measured, Progressed, Saved, Stopped, Trained, WorkerReport
 from orchestrator.scheduler_settings import SchedulerSettings
 from workers import mirror
-from workers.errors import StoreError
-from workers.leftovers import remove_unfinished
+from workers.errors import CheckpointConflictError, StoreError
+from workers.leftovers import remove_unfinished, whole_checkpoints
 from workers.probe_spec import ProbeRun
 from workers.results import TrainProgress
 from workers.spec import EvaluationRun, SegmentRun
@@ -344,6 +344,8 @@ class Scheduler:
                     current = attempts.stop_attempt(session, token, reason=why)
                 case Failed() | Lost():
                     current = attempts.fail_attempt(session, report.token, failure_of(report), policy=self._policy)
+                    if current and isinstance(report, Failed) and report.error == CheckpointConflictError.__name__:
+                        self._clear_way(session, self._training[report.token])
         if isinstance(report, Failed):
             logger.warning("%s failed: %s: %s\n%s", item.worker, report.error, report.message, report.traceback)
         elif isinstance(report, Lost):
@@ -359,6 +361,18 @@ class Scheduler:
             nobody_writes = current or (self._leading and segment not in self._training.values())
             if segment is not None and nobody_writes:  # else another worker may be at it by now
                 remove_unfinished(self._store, segment)
+
+    def _clear_way(self, session: Session, segment: str) -> None:
+        """Removes checkpoints of a segment that no row names, while no row can come to name them. An attempt that was
+        killed left them; where it had another number of processes, no other attempt can put its own in their place."""
+        try:
+            there = whole_checkpoints(self._store, segment)
+        except StoreError as error:
+            logger.warning("the checkpoints of %s cannot be listed: %s", segment, error)
+            return
+        for step in retention.unrecorded(session, segment, there):
+            logger.warning("%s is removed: no row names it, and another is to take its place", there[step])
+            self._remove(there[step])
 
     def _remove(self, path: str) -> None:
         try:

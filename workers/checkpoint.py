@@ -173,14 +173,13 @@ def finish(
 ) -> tuple[StoredCheckpoint, int]:
     """As `write_content`, in a folder that `begin` made, and where all processes write `parts` of the moments."""
     ref = CheckpointRef(segment=segment.id, step=step)
-    home = store / relative_path(ref)
     try:
         if parts is not None:
             sharded_moments.complete(building, parts)
         _write_files(building, segment, step, content)
         digest = _seal(building)
         size_bytes = sum(file.stat().st_size for file in building.rglob("*") if file.is_file())
-        _settle(building, home, digest)
+        _settle(store, building, ref, digest)
         _publish(store, relative_path(ref), digest)
     except (OSError, SafetensorError) as error:
         if _is_full(error):
@@ -219,8 +218,9 @@ def _seal(folder: Path) -> str:
     return hashlib.sha256(manifest).hexdigest()
 
 
-def _settle(building: Path, home: Path, digest: str) -> None:
-    """Renames `building` to `home`. Another attempt may be doing the same, so what is there is judged, not assumed."""
+def _settle(store: Path, building: Path, ref: CheckpointRef, digest: str) -> None:
+    """Renames `building` to its home. Another attempt may be doing the same, so what is there is judged."""
+    home = store / relative_path(ref)
     while True:
         try:
             building.rename(home)
@@ -228,17 +228,28 @@ def _settle(building: Path, home: Path, digest: str) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        try:
-            existing = _digest(home)
-        except (CheckpointCorruptError, CheckpointMissingError):
-            aside = building.with_name(f".{home.name}-{uuid.uuid4().hex}{UNFINISHED}")
-            home.rename(aside)
-            shutil.rmtree(aside)
-            continue
+        existing = _standing(store, relative_path(ref))
         if existing == digest:
             break
-        raise CheckpointConflictError(_conflict(home, existing, digest))
+        if existing is not None:
+            raise CheckpointConflictError(_conflict(home, existing, digest))
+        aside = building.with_name(f".{home.name}-{uuid.uuid4().hex}{UNFINISHED}")
+        home.rename(aside)
+        shutil.rmtree(aside)
     _fsync(home.parent)
+
+
+def _standing(store: Path, relative: str) -> str | None:
+    """The digest of a checkpoint that may not be replaced; None of a damaged one, and of a mirror's that was never sent
+    or is at the URL no more: nobody else has seen it."""
+    try:
+        digest = _digest(store / relative)
+    except (CheckpointCorruptError, CheckpointMissingError):
+        return None
+    if not mirror.is_mirror(store):
+        return digest
+    there = mirror.published_manifest(store, relative)
+    return digest if there is not None and hashlib.sha256(there).hexdigest() == digest else None
 
 
 def _digest(folder: Path) -> str:
@@ -279,7 +290,7 @@ def _publish(store: Path, relative: str, digest: str) -> None:
 def _conflict(home: object, existing: str, digest: str) -> str:
     return (
         f"{home} is a valid checkpoint with digest {existing}, but this attempt arrived at {digest}: the same"
-        " training gave two results (another device, library version or number of threads?)"
+        " training gave two results (another number of processes or threads, device or library version?)"
     )
 
 

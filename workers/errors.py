@@ -90,7 +90,8 @@ class CheckpointCorruptError(CheckpointError):
 
 
 class CheckpointConflictError(CheckpointError):
-    """A valid checkpoint of the same segment and step holds something else: training was not reproducible."""
+    """A valid checkpoint of the same segment and step holds something else, made in another number of processes or on
+    another kind of machine."""
 
 
 class MergeError(WorkerError):

@@ -5,9 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from workers import mirror
+
 CHECKPOINTS = "checkpoints"
 #: The end of a folder's name while it is being written.
 UNFINISHED = ".unfinished"
+
+
+def whole_checkpoints(store: Path, segment: str) -> dict[int, str]:
+    """What lies in the store as checkpoints of a segment, whether or not anybody knows of them: paths by step."""
+    folder = f"{CHECKPOINTS}/{segment}"
+    return {int(name): f"{folder}/{name}" for name in mirror.names_in(store, folder) if name.isdecimal()}
 
 
 def remove_unfinished(store: Path, segment: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from database.attempts import record_checkpoint
-from database.models import Checkpoint, Event
-from database.retention import give_up_unneeded
+from database.attempts import Failure, RetryPolicy, fail_attempt, record_checkpoint
+from database.models import Checkpoint, Event, Segment
+from database.retention import give_up_unneeded, unrecorded
 from tests.database.work_rows import (
     CORPUS,
     checkpoint_of,
@@ -86,3 +86,31 @@ def test_another_rule_brings_back_what_it_reads(engine: Engine) -> None:
     assert again.run.start is not None
     assert again.run.start.ref == again.run.segment.parent
     assert [claim.run.snapshot.step for claim in evaluations] == [8, 16]
+
+
+def test_what_no_row_names_may_go_while_no_attempt_is_at_the_segment(engine: Engine) -> None:
+    submitted(engine)
+    claim = next_segment(engine, scheduler_row(engine))
+    assert claim is not None
+    with Session(engine) as session, session.begin():
+        record_checkpoint(session, claim.token, checkpoint_of(claim, 8, scheduled=False))
+    with Session(engine) as session, session.begin():
+        assert unrecorded(session, claim.key, (8, 16)) == ()
+        assert fail_attempt(
+            session, claim.token, Failure(kind="infrastructure", reason="conflict"), policy=RetryPolicy()
+        )
+        assert unrecorded(session, claim.key, (8, 16, 20)) == (16, 20)
+        with Session(engine) as other:
+            none_can_begin = select(Segment.id).where(Segment.key == claim.key).with_for_update(skip_locked=True)
+            assert other.scalar(none_can_begin) is None
+    with Session(engine) as session:
+        removed = session.scalars(select(Event).where(Event.kind == "unrecorded_checkpoint_removed")).all()
+    assert [event.payload for event in removed] == [{"step": 16}, {"step": 20}]
+
+
+def test_nothing_goes_of_a_segment_that_is_closed(engine: Engine) -> None:
+    """Nothing holds it: somebody may be opening it again."""
+    submitted(engine)
+    segments, _ = run_all(engine, scheduler_row(engine))
+    with Session(engine) as session, session.begin():
+        assert unrecorded(session, segments[0].key, (1,)) == ()

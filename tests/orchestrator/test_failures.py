@@ -22,6 +22,7 @@ TOKEN = uuid.uuid4()
         ("CorpusError", "user", False),
         ("ProbeError", "user", True),
         ("CheckpointCorruptError", "infrastructure", False),
+        ("CheckpointConflictError", "infrastructure", False),
         ("ProcessLostError", "infrastructure", False),
         ("MemoryError", "infrastructure", False),
     ],

@@ -19,14 +19,17 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 
 from database.engine import create_engine
-from database.models import Attempt, Cell, Checkpoint, Evaluation, Observation, Scheduler, Segment
+from database.models import Attempt, Cell, Checkpoint, Evaluation, Event, Observation, Scheduler, Segment
 from database.progress import cell_counts
+from database.specs import segment_from_json
 from database.verbs import Obeyed, Verb, obey
 from orchestrator import scheduler as scheduler_module
 from orchestrator.executor import RayExecutor
 from orchestrator.scheduler_settings import SchedulerSettings
 from tests.conftest import MakeDatabase
 from tests.orchestrator.tiny_grid import Numbers, measured_numbers, submit_tiny, tiny_document
+from tests.workers.tiny_training import trained
+from workers import checkpoint
 
 SETTINGS = SchedulerSettings(recovery_steps=20, backoff_s=0.1, poll_s=0.05, tend_s=0.2, stop_grace_s=2.0)
 DEADLINE_S = 240.0
@@ -297,6 +300,30 @@ def test_cancelled_grid_stops_at_once_and_another_ends_with_exactly_its_cells(
 def only_asked_by_it(session: Session) -> str:
     """The trunk of the larger scale."""
     return session.scalars(select(Segment.key).where(Segment.kind == "short_trunk", Segment.scale == "w32")).one()
+
+
+def test_checkpoint_that_no_row_names_gives_way_to_what_is_trained(
+    undisturbed: tuple[Engine, Numbers], lab: Lab, corpus: str
+) -> None:
+    """A killed attempt left it, in another number of processes: only its place is the same."""
+    grid = tiny_document(corpus, widths=(16,), short_steps=(27,), long_steps=(8,))
+    submit_tiny(lab.engine, grid)
+    with Session(lab.engine) as session:
+        trunk = session.scalars(select(Segment).where(Segment.kind == "short_trunk")).one()
+    model, optimizer = trained()
+    left, _ = checkpoint.write(lab.store, segment_from_json(trunk.spec), 20, model=model, optimizers=(optimizer,))
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        failed = session.scalars(select(Attempt).where(Attempt.state == "FAILED")).one()
+        states = set(session.scalars(select(Segment.state)))
+        kinds = set(session.scalars(select(Event.kind).where(Event.subject == trunk.key)))
+    assert failed.failure_kind == "infrastructure"
+    assert failed.reason is not None
+    assert f"{left.path} is a valid checkpoint with digest {left.digest}" in failed.reason
+    assert states == {"SUCCEEDED"}
+    assert "unrecorded_checkpoint_removed" in kinds
+    (measured,) = measured_numbers(lab.engine).values
+    assert measured in undisturbed[1].values
 
 
 def test_database_that_goes_away_interrupts_no_training(

@@ -89,6 +89,16 @@ def test_other_content_under_the_same_name_is_a_conflict_across_machines(tmp_pat
     assert checkpoint.verify(mirror.open_store(url, cache=tmp_path / "d"), stored)
 
 
+def test_checkpoint_that_was_never_sent_gives_way_to_another(tmp_path: Path, url: str) -> None:
+    """A writer that was killed in between left it on this machine: nobody has seen it, and nobody can remove it."""
+    here, elsewhere = (mirror.open_store(url, cache=tmp_path / name) for name in ("a", "b"))
+    mirror.remove(elsewhere, written(here).path)
+    model, optimizer = trained(seed=5)
+    stored, _ = checkpoint.write(here, SEGMENT, 1, model=model, optimizers=(optimizer,))
+    assert checkpoint.verify(here, stored)
+    assert checkpoint.verify(mirror.open_store(url, cache=tmp_path / "c"), stored)
+
+
 def test_removed_checkpoint_is_gone_everywhere_but_in_mirrors_that_have_it(tmp_path: Path, url: str) -> None:
     here, elsewhere = (mirror.open_store(url, cache=tmp_path / name) for name in ("a", "b"))
     stored = written(here)
