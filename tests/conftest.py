@@ -1,5 +1,6 @@
 """Real Postgres for every test that asks: one server per session, migrated once, a fresh copy per test."""
 
+import gc
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -13,6 +14,14 @@ from database.embedded import scratch_folder, scratch_postgres
 from database.engine import create_engine
 
 MakeDatabase = Callable[[], AbstractContextManager[str]]
+
+gc.disable()  # while everything is imported, which makes a million objects and no garbage
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, without a look at what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
