@@ -11,25 +11,11 @@ import datetime as dt
 import uuid
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    DateTime,
-    Double,
-    ForeignKey,
-    Identity,
-    Index,
-    Integer,
-    MetaData,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    func,
-    text,
-)
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from database.columns import Base as Base  # what is migrated: all tables below
+from database.columns import created, finite, identity, one_of
 
 WORK_STATES = ("PENDING", "READY", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 ATTEMPT_STATES = ("RUNNING", "SUCCEEDED", "FAILED", "LOST", "STOPPED")
@@ -38,45 +24,6 @@ FIT_STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
 OPEN_STATES = ("PENDING", "READY", "RUNNING")
 OPEN = "state IN ('PENDING', 'READY', 'RUNNING')"
 GIVEN_UP = "state IN ('FAILED', 'CANCELLED')"
-
-
-def _one_of(column: str, values: tuple[str, ...]) -> str:
-    return f"{column} IN ({', '.join(repr(value) for value in values)})"
-
-
-def _finite(*columns: str) -> str:
-    """Postgres stores NaN and sorts it above every number: one would spoil each maximum and mean."""
-    return " AND ".join(f"{column} NOT IN ('NaN', 'Infinity', '-Infinity')" for column in columns)
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this class attribute
-        str: Text(),
-        int: BigInteger(),
-        float: Double(),
-        bool: Boolean(),
-        dt.datetime: DateTime(timezone=True),
-        uuid.UUID: Uuid(),
-        dict[str, Any]: JSONB(),
-        list[Any]: JSONB(),
-    }
-
-
-def _id() -> Mapped[int]:
-    return mapped_column(BigInteger, Identity(always=True), primary_key=True)
-
-
-def _created() -> Mapped[dt.datetime]:
-    return mapped_column(server_default=func.now())
 
 
 class Grid(Base):
@@ -97,11 +44,11 @@ class Grid(Base):
     gpu_hours: Mapped[float]
     holdout: Mapped[str | None]
     bootstrap: Mapped[int]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
     paused_at: Mapped[dt.datetime | None]
     cancelled_at: Mapped[dt.datetime | None]
     __table_args__ = (
-        CheckConstraint(_one_of("protocol", ("constant", "linear_decay")), name="protocol"),
+        CheckConstraint(one_of("protocol", ("constant", "linear_decay")), name="protocol"),
         CheckConstraint("tokens_train >= 0 AND tokens_independent >= 0", name="tokens"),
         CheckConstraint("paused_at IS NULL OR cancelled_at IS NULL", name="paused_or_cancelled"),
         Index(None, "created_at", "id"),
@@ -120,7 +67,7 @@ class Series(Base):
     evaluator_id: Mapped[str] = mapped_column(ForeignKey("evaluators.id"), index=True)
     metric: Mapped[str]
     label: Mapped[str]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
 
 
 class Evaluator(Base):
@@ -129,7 +76,7 @@ class Evaluator(Base):
     __tablename__ = "evaluators"
     id: Mapped[str] = mapped_column(primary_key=True)
     spec: Mapped[dict[str, Any]]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
 
 
 class Segment(Base):
@@ -140,7 +87,7 @@ class Segment(Base):
     """
 
     __tablename__ = "segments"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     key: Mapped[str]
     generation: Mapped[int] = mapped_column(Integer)
     kind: Mapped[str]
@@ -157,16 +104,16 @@ class Segment(Base):
     not_before: Mapped[dt.datetime | None]
     user_failures: Mapped[int] = mapped_column(Integer, server_default="0")
     infrastructure_failures: Mapped[int] = mapped_column(Integer, server_default="0")
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
     ended_at: Mapped[dt.datetime | None]
     __table_args__ = (
         UniqueConstraint("key", "generation"),
         Index("uq_segments_open", "key", unique=True, postgresql_where=text(OPEN)),
         Index("ix_segments_claimable", "state", text("priority DESC"), "id", postgresql_where=text(OPEN)),
         Index(None, "parent_key", "parent_step"),
-        CheckConstraint(_one_of("state", WORK_STATES), name="state"),
+        CheckConstraint(one_of("state", WORK_STATES), name="state"),
         CheckConstraint(
-            _one_of("kind", ("short_trunk", "short_decay", "long_constant", "long_linear_decay", "follow_up")),
+            one_of("kind", ("short_trunk", "short_decay", "long_constant", "long_linear_decay", "follow_up")),
             name="kind",
         ),
         CheckConstraint("target_step > 0 AND tokens_per_step > 0", name="positive"),
@@ -198,7 +145,7 @@ class Checkpoint(Base):
     """A durable checkpoint: the file lies in the store under `path` and has this digest."""
 
     __tablename__ = "checkpoints"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     segment_key: Mapped[str]
     step: Mapped[int]
     stage_tokens: Mapped[int]
@@ -208,11 +155,11 @@ class Checkpoint(Base):
     scheduled: Mapped[bool]
     mean_loss: Mapped[float | None]
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), index=True)
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
     __table_args__ = (
         UniqueConstraint("segment_key", "step"),
         CheckConstraint("step > 0 AND stage_tokens > 0 AND size_bytes > 0", name="positive"),
-        CheckConstraint(_finite("mean_loss"), name="mean_loss"),
+        CheckConstraint(finite("mean_loss"), name="mean_loss"),
     )
 
 
@@ -224,7 +171,7 @@ class Evaluation(Base):
     """
 
     __tablename__ = "evaluations"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     key: Mapped[str]
     generation: Mapped[int] = mapped_column(Integer)
     snapshot_id: Mapped[str]
@@ -256,7 +203,7 @@ class Evaluation(Base):
     short_count: Mapped[int | None]
     all_count: Mapped[int | None]
     documents: Mapped[list[Any] | None]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
     ended_at: Mapped[dt.datetime | None]
     __table_args__ = (
         UniqueConstraint("key", "generation"),
@@ -265,15 +212,15 @@ class Evaluation(Base):
         Index("ix_evaluations_claimable", "state", "id", postgresql_where=text(OPEN)),
         Index("ix_evaluations_given_up", "key", postgresql_where=text(GIVEN_UP)),
         Index(None, "segment_key", "step"),
-        CheckConstraint(_one_of("state", WORK_STATES), name="state"),
+        CheckConstraint(one_of("state", WORK_STATES), name="state"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens >= 0", name="sizes"),
         CheckConstraint("(ended_at IS NOT NULL) = (state IN ('SUCCEEDED', 'FAILED', 'CANCELLED'))", name="ended"),
         CheckConstraint(
             "state <> 'SUCCEEDED' OR (all_count IS NOT NULL AND (log_longppl IS NOT NULL OR reason IS NOT NULL))",
             name="measured",
         ),
-        CheckConstraint(_finite("log_longppl", "log_shortppl", "log_ppl", "key_gap"), name="numbers"),
-        CheckConstraint(_finite("log_longppl_se", "log_shortppl_se", "log_ppl_se"), name="standard_errors"),
+        CheckConstraint(finite("log_longppl", "log_shortppl", "log_ppl", "key_gap"), name="numbers"),
+        CheckConstraint(finite("log_longppl_se", "log_shortppl_se", "log_ppl_se"), name="standard_errors"),
     )
 
 
@@ -290,7 +237,7 @@ class TrainingPoint(Base):
     mfu: Mapped[float | None]
     __table_args__ = (
         CheckConstraint("step > 0", name="step"),
-        CheckConstraint(_finite("loss"), name="loss"),
+        CheckConstraint(finite("loss"), name="loss"),
     )
 
 
@@ -298,7 +245,7 @@ class Metric(Base):
     """One number of a probe, as `workers.results.Metric` has it."""
 
     __tablename__ = "metrics"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     evaluation_id: Mapped[int] = mapped_column(ForeignKey("evaluations.id"), index=True)
     name: Mapped[str]
     value: Mapped[float]
@@ -308,7 +255,7 @@ class Metric(Base):
     label: Mapped[str | None]
     __table_args__ = (
         CheckConstraint("count > 0", name="count"),
-        CheckConstraint(_finite("value"), name="value"),
+        CheckConstraint(finite("value"), name="value"),
         CheckConstraint("length > 0 AND depth BETWEEN 0 AND 1", name="place"),
     )
 
@@ -327,7 +274,7 @@ class Cell(Base):
     """A cell that a grid asks to have measured; counts are the realised ones."""
 
     __tablename__ = "cells"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     grid_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("grids.id"))
     key: Mapped[str]
     scale: Mapped[str]
@@ -340,7 +287,7 @@ class Cell(Base):
     __table_args__ = (
         UniqueConstraint("grid_id", "key"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens > 0", name="sizes"),
-        CheckConstraint(_one_of("plan_status", ("reused", "in_flight", "extended", "new")), name="plan_status"),
+        CheckConstraint(one_of("plan_status", ("reused", "in_flight", "extended", "new")), name="plan_status"),
     )
 
 
@@ -361,7 +308,7 @@ class GridSegment(Base):
     segment_key: Mapped[str] = mapped_column(primary_key=True, index=True)
     target_step: Mapped[int]
     closed_as: Mapped[str | None]
-    __table_args__ = (CheckConstraint(_one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
+    __table_args__ = (CheckConstraint(one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
 
 
 class GridEvaluation(Base):
@@ -374,14 +321,14 @@ class GridEvaluation(Base):
     grid_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("grids.id"), primary_key=True)
     evaluation_key: Mapped[str] = mapped_column(primary_key=True, index=True)
     closed_as: Mapped[str | None]
-    __table_args__ = (CheckConstraint(_one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
+    __table_args__ = (CheckConstraint(one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
 
 
 class Attempt(Base):
     """One try at a segment or an evaluation. `token` fences: a write that carries another token changes nothing."""
 
     __tablename__ = "attempts"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     segment_id: Mapped[int | None] = mapped_column(ForeignKey("segments.id"))
     evaluation_id: Mapped[int | None] = mapped_column(ForeignKey("evaluations.id"))
     number: Mapped[int] = mapped_column(Integer)
@@ -397,7 +344,7 @@ class Attempt(Base):
     loss: Mapped[float | None]
     tokens_per_s: Mapped[float | None]
     lease_expires_at: Mapped[dt.datetime]
-    started_at: Mapped[dt.datetime] = _created()
+    started_at: Mapped[dt.datetime] = created()
     ended_at: Mapped[dt.datetime | None]
     __table_args__ = (
         Index("uq_attempts_live_segment", "segment_id", unique=True, postgresql_where=text("state = 'RUNNING'")),
@@ -405,8 +352,8 @@ class Attempt(Base):
         Index(None, "segment_id", "number", unique=True),
         Index(None, "evaluation_id", "number", unique=True),
         CheckConstraint("(segment_id IS NULL) <> (evaluation_id IS NULL)", name="one_subject"),
-        CheckConstraint(_one_of("state", ATTEMPT_STATES), name="state"),
-        CheckConstraint(_one_of("failure_kind", ("user", "infrastructure")), name="failure_kind"),
+        CheckConstraint(one_of("state", ATTEMPT_STATES), name="state"),
+        CheckConstraint(one_of("failure_kind", ("user", "infrastructure")), name="failure_kind"),
         CheckConstraint("(ended_at IS NULL) = (state = 'RUNNING')", name="ended"),
     )
 
@@ -420,8 +367,8 @@ class Scheduler(Base):
     pid: Mapped[int] = mapped_column(Integer)
     workers: Mapped[int] = mapped_column(Integer)
     leading: Mapped[bool]
-    started_at: Mapped[dt.datetime] = _created()
-    seen_at: Mapped[dt.datetime] = _created()
+    started_at: Mapped[dt.datetime] = created()
+    seen_at: Mapped[dt.datetime] = created()
 
 
 class Observation(Base):
@@ -431,7 +378,7 @@ class Observation(Base):
     """
 
     __tablename__ = "observations"
-    id: Mapped[int] = _id()
+    id: Mapped[int] = identity()
     series_id: Mapped[str] = mapped_column(ForeignKey("series.id"))
     evaluation_key: Mapped[str | None]
     scale: Mapped[str]
@@ -444,7 +391,7 @@ class Observation(Base):
     y: Mapped[float]
     y_se: Mapped[float | None]
     source: Mapped[str]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
     __table_args__ = (
         UniqueConstraint("series_id", "evaluation_key"),
         Index(
@@ -460,8 +407,8 @@ class Observation(Base):
         ),
         Index(None, "series_id", "id"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens > 0", name="sizes"),
-        CheckConstraint(_finite("y", "y_se"), name="y"),
-        CheckConstraint(_one_of("source", ("run", "imported")), name="source"),
+        CheckConstraint(finite("y", "y_se"), name="y"),
+        CheckConstraint(one_of("source", ("run", "imported")), name="source"),
     )
 
 
@@ -506,7 +453,7 @@ class Fit(Base):
     long_tokens_max: Mapped[float | None]
     warnings: Mapped[list[Any] | None]
     explanation: Mapped[list[Any] | None]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
     ended_at: Mapped[dt.datetime | None]
     __table_args__ = (
         Index(None, "series_id", "created_at", "id"),
@@ -518,12 +465,12 @@ class Fit(Base):
             unique=True,
             postgresql_where=text("state IN ('PENDING', 'RUNNING')"),
         ),
-        CheckConstraint(_one_of("state", FIT_STATES), name="state"),
+        CheckConstraint(one_of("state", FIT_STATES), name="state"),
         CheckConstraint("state <> 'SUCCEEDED' OR (status IS NOT NULL AND objective IS NOT NULL)", name="fitted"),
         CheckConstraint("state <> 'FAILED' OR reason IS NOT NULL", name="reason"),
         CheckConstraint("(ended_at IS NOT NULL) = (state IN ('SUCCEEDED', 'FAILED'))", name="ended"),
         CheckConstraint("bootstrap >= 0", name="bootstrap"),
-        CheckConstraint(_finite("objective", "residual_std"), name="numbers"),
+        CheckConstraint(finite("objective", "residual_std"), name="numbers"),
     )
 
 
@@ -539,7 +486,7 @@ class FitParameter(Base):
     high: Mapped[float | None]
     at_bound: Mapped[bool]
     identifiable: Mapped[bool]
-    __table_args__ = (UniqueConstraint("fit_id", "position"), CheckConstraint(_finite("value"), name="value"))
+    __table_args__ = (UniqueConstraint("fit_id", "position"), CheckConstraint(finite("value"), name="value"))
 
 
 class FitObservation(Base):
@@ -557,7 +504,7 @@ class FitObservation(Base):
     low: Mapped[float | None]
     high: Mapped[float | None]
     __table_args__ = (
-        CheckConstraint(_one_of("role", ("fitted", "held_out", "excluded")), name="role"),
+        CheckConstraint(one_of("role", ("fitted", "held_out", "excluded")), name="role"),
         CheckConstraint("role <> 'excluded' OR reason IS NOT NULL", name="reason"),
     )
 
@@ -581,8 +528,8 @@ class Event(Base):
     """What happened, in order: the audit trail, written in the transaction of the change."""
 
     __tablename__ = "events"
-    id: Mapped[int] = _id()
-    at: Mapped[dt.datetime] = _created()
+    id: Mapped[int] = identity()
+    at: Mapped[dt.datetime] = created()
     kind: Mapped[str]
     grid_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("grids.id"), index=True)
     subject: Mapped[str]
@@ -596,4 +543,4 @@ class IdempotencyKey(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     request_hash: Mapped[str]
     response: Mapped[dict[str, Any]]
-    created_at: Mapped[dt.datetime] = _created()
+    created_at: Mapped[dt.datetime] = created()
