@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 
 from sqlalchemy import and_, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session, aliased, defer
 
 from database.models import Attempt, Evaluation, GridEvaluation, GridSegment, Metric, Segment, TrainingPoint
 from database.progress import newest
@@ -115,6 +115,7 @@ def training_series(
         .join(first, and_(first.key == Segment.key, first.generation == 1))
         .outerjoin(Attempt, and_(Attempt.segment_id == Segment.id, Attempt.state == "RUNNING"))
         .where(GridSegment.grid_id == grid_id, newest(Segment), or_(Attempt.id.is_not(None), has_points))
+        .options(defer(Segment.spec), defer(Segment.execution))
         .order_by(first.id)
         .limit(limit)
     )
@@ -147,23 +148,18 @@ def _points(session: Session, keys: Sequence[str], most: int) -> dict[str, list[
     """Points of each segment by step. Of c > m, number n (from 0) stays where n (m - 1) / (c - 1) passes an integer."""
     segment, step = TrainingPoint.segment_key, TrainingPoint.step
     names = [field.name for field in fields(results.HealthPoint)]
-    number = func.row_number().over(partition_by=segment, order_by=step) - 1
-    numbered = (
-        select(
-            segment,
-            *(getattr(TrainingPoint, name) for name in names),
-            number.label("number"),
-            func.count().over(partition_by=segment).label("count"),
+    columns = [segment, *(getattr(TrainingPoint, name) for name in names)]
+    statement = select(*columns).where(segment.in_(keys)).order_by(segment, step)
+    if most < MAX_POINTS:
+        number = func.row_number().over(partition_by=segment, order_by=step) - 1
+        count = func.count().over(partition_by=segment)
+        numbered = statement.order_by(None).add_columns(number.label("number"), count.label("count")).subquery()
+        kept = numbered.c.number * (most - 1) % func.greatest(numbered.c.count - 1, 1) < most - 1
+        statement = (
+            select(*(numbered.c[column.name] for column in columns))
+            .where(or_(numbered.c.count <= most, kept))
+            .order_by(numbered.c.segment_key, numbered.c.step)
         )
-        .where(segment.in_(keys))
-        .subquery()
-    )
-    kept = numbered.c.number * (most - 1) % func.greatest(numbered.c.count - 1, 1) < most - 1
-    statement = (
-        select(numbered.c.segment_key, *(numbered.c[name] for name in names))
-        .where(or_(numbered.c.count <= most, kept))
-        .order_by(numbered.c.segment_key, numbered.c.step)
-    )
     found: dict[str, list[results.HealthPoint]] = defaultdict(list)
     for key, *values in session.execute(statement):
         found[key].append(results.HealthPoint(**dict(zip(names, values, strict=True))))
@@ -208,6 +204,7 @@ def list_metrics(
         select(Metric, Evaluation)
         .join(Evaluation, Evaluation.id == Metric.evaluation_id)
         .where(Evaluation.key.in_(select(GridEvaluation.evaluation_key).where(GridEvaluation.grid_id == grid_id)))
+        .options(defer(Evaluation.documents))
         .order_by(Metric.id)
         .limit(limit)
     )

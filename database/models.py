@@ -24,6 +24,7 @@ FIT_STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
 OPEN_STATES = ("PENDING", "READY", "RUNNING")
 OPEN = "state IN ('PENDING', 'READY', 'RUNNING')"
 GIVEN_UP = "state IN ('FAILED', 'CANCELLED')"
+REOPENED = "generation > 1"
 
 
 class Grid(Base):
@@ -111,6 +112,7 @@ class Segment(Base):
         Index("uq_segments_open", "key", unique=True, postgresql_where=text(OPEN)),
         Index("ix_segments_claimable", "state", text("priority DESC"), "id", postgresql_where=text(OPEN)),
         Index(None, "parent_key", "parent_step"),
+        Index("ix_segments_reopened", "key", "generation", postgresql_where=text(REOPENED)),
         CheckConstraint(one_of("state", WORK_STATES), name="state"),
         CheckConstraint(
             one_of("kind", ("short_trunk", "short_decay", "long_constant", "long_linear_decay", "follow_up")),
@@ -211,6 +213,14 @@ class Evaluation(Base):
         Index("uq_evaluations_succeeded", "key", unique=True, postgresql_where=text("state = 'SUCCEEDED'")),
         Index("ix_evaluations_claimable", "state", "id", postgresql_where=text(OPEN)),
         Index("ix_evaluations_given_up", "key", postgresql_where=text(GIVEN_UP)),
+        Index("ix_evaluations_reopened", "key", "generation", postgresql_where=text(REOPENED)),
+        Index(
+            "ix_evaluations_unmeasured",
+            "key",
+            "generation",
+            postgresql_include=["state", "segment_key"],
+            postgresql_where=text("state <> 'SUCCEEDED'"),
+        ),
         Index(None, "segment_key", "step"),
         CheckConstraint(one_of("state", WORK_STATES), name="state"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens >= 0", name="sizes"),
@@ -286,6 +296,7 @@ class Cell(Base):
     plan_status: Mapped[str]
     __table_args__ = (
         UniqueConstraint("grid_id", "key"),
+        Index(None, "grid_id", "id"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens > 0", name="sizes"),
         CheckConstraint(one_of("plan_status", ("reused", "in_flight", "extended", "new")), name="plan_status"),
     )
@@ -321,7 +332,16 @@ class GridEvaluation(Base):
     grid_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("grids.id"), primary_key=True)
     evaluation_key: Mapped[str] = mapped_column(primary_key=True, index=True)
     closed_as: Mapped[str | None]
-    __table_args__ = (CheckConstraint(one_of("closed_as", CLAIM_ENDS), name="closed_as"),)
+    __table_args__ = (
+        Index(
+            "ix_grid_evaluations_closed",
+            "grid_id",
+            "evaluation_key",
+            postgresql_include=["closed_as"],
+            postgresql_where=text("closed_as IS NOT NULL"),
+        ),
+        CheckConstraint(one_of("closed_as", CLAIM_ENDS), name="closed_as"),
+    )
 
 
 class Attempt(Base):
@@ -406,6 +426,8 @@ class Observation(Base):
             postgresql_where=text("source = 'imported'"),
         ),
         Index(None, "series_id", "id"),
+        Index(None, "series_id", "y", "id"),
+        Index(None, "y", "id"),
         CheckConstraint("n_params > 0 AND short_tokens > 0 AND long_tokens > 0", name="sizes"),
         CheckConstraint(finite("y", "y_se"), name="y"),
         CheckConstraint(one_of("source", ("run", "imported")), name="source"),

@@ -122,10 +122,11 @@ def grid_states(session: Session, grid_ids: Collection[uuid.UUID]) -> dict[uuid.
 
     Found by way of the few evaluations that are open or were given up, so that finished grids cost nothing.
     """
+    cancelled = session.scalars(select(Grid.id).where(Grid.id.in_(grid_ids), Grid.cancelled_at.is_not(None))).all()
+    going_on = set(grid_ids) - set(cancelled)  # no claim of theirs is closed
     claims = select(GridEvaluation.grid_id).join(Evaluation, Evaluation.key == GridEvaluation.evaluation_key)
-    claims = claims.where(GridEvaluation.closed_as.is_(None))
     is_open = session.scalars(
-        claims.where(GridEvaluation.grid_id.in_(grid_ids), Evaluation.state.in_(OPEN_STATES)).distinct()
+        claims.where(GridEvaluation.grid_id.in_(going_on), Evaluation.state.in_(OPEN_STATES)).distinct()
     ).all()
     begun = claims.where(GridEvaluation.grid_id == Grid.id, Evaluation.state.not_in(("PENDING", "READY")))
     training = (
@@ -138,25 +139,27 @@ def grid_states(session: Session, grid_ids: Collection[uuid.UUID]) -> dict[uuid.
         select(Cell.grid_id, func.bool_or(Evaluation.state == "FAILED"))
         .join(CellEvaluation, CellEvaluation.cell_id == Cell.id)
         .join(Evaluation, Evaluation.key == CellEvaluation.evaluation_key)
-        .where(Cell.grid_id.in_(grid_ids), Evaluation.state.in_(("FAILED", "CANCELLED")), newest(Evaluation))
+        .where(Cell.grid_id.in_(going_on), Evaluation.state.in_(("FAILED", "CANCELLED")), newest(Evaluation))
         .group_by(Cell.grid_id)
     )
     states = dict.fromkeys(grid_ids, "SUCCEEDED")
     states |= {grid_id: "FAILED" if failed else "CANCELLED" for grid_id, failed in session.execute(given_up)}
     states |= dict.fromkeys(is_open, "PENDING")
-    states |= dict.fromkeys(session.scalars(running), "RUNNING")
-    cancelled = select(Grid.id).where(Grid.id.in_(grid_ids), Grid.cancelled_at.is_not(None))
-    states |= dict.fromkeys(session.scalars(cancelled), "CANCELLED")
-    return states
+    states |= dict.fromkeys(session.scalars(running) if is_open else (), "RUNNING")
+    return states | dict.fromkeys(cancelled, "CANCELLED")
 
 
-def grid_progress(session: Session, grid_id: uuid.UUID, *, paused: bool = False) -> GridProgress:
+def grid_progress(
+    session: Session, grid_id: uuid.UUID, *, paused: bool = False, cancelled: bool = False
+) -> GridProgress:
     """Cells, tokens, running attempts, what waits and what failed, of one grid.
 
     Args:
         paused: the grid is: what waits may do so for that reason.
+        cancelled: the grid is: claims of it may be closed.
     """
-    segments, evaluations = _segments_of(grid_id, paused=paused), _evaluations_of(grid_id, paused=paused)
+    segments = _segments_of(grid_id, paused=paused)
+    evaluations = _evaluations_of(grid_id, paused=paused, cancelled=cancelled)
     waiting, failures = _not_running(session, segments, evaluations)
     return GridProgress(
         cells=cell_counts(session, grid_id),
@@ -168,11 +171,12 @@ def grid_progress(session: Session, grid_id: uuid.UUID, *, paused: bool = False)
 
 
 def newest(work: type[Segment] | type[Evaluation]) -> ColumnElement[bool]:
-    """The row is the newest generation of its key."""
-    other = aliased(work)
-    return work.generation == (
-        select(func.max(other.generation)).where(other.key == work.key).correlate(work).scalar_subquery()
-    )
+    """The row is the newest generation of its key.
+
+    Few keys have more than one: looking for a later one among those alone costs nothing, by an index of their own.
+    """
+    later = aliased(work)
+    return ~exists().where(later.key == work.key, later.generation > work.generation, later.generation > 1)
 
 
 def database_now(session: Session) -> dt.datetime:
@@ -218,7 +222,7 @@ def _segments_of(grid_id: uuid.UUID, *, paused: bool) -> Subquery:
     )
 
 
-def _evaluations_of(grid_id: uuid.UUID, *, paused: bool) -> Subquery:
+def _evaluations_of(grid_id: uuid.UUID, *, paused: bool, cancelled: bool) -> Subquery:
     rule = Evaluation.rule["name"].astext
     after = rule + ", after " + Evaluation.follow_up  # NULL without a follow-up
     live = and_(Attempt.evaluation_id == Evaluation.id, Attempt.state == "RUNNING", GridEvaluation.closed_as.is_(None))
@@ -227,7 +231,8 @@ def _evaluations_of(grid_id: uuid.UUID, *, paused: bool) -> Subquery:
             Evaluation.id,
             Evaluation.scale,
             func.coalesce(after, rule).label("kind"),
-            claim_state().label("state"),
+            # Without a claim that is closed it is the column itself, which indexes know.
+            (claim_state() if cancelled else Evaluation.state).label("state"),
             (evaluation_held() if paused else literal(False)).label("held"),
             Evaluation.reason,
             Evaluation.not_before,
@@ -337,11 +342,15 @@ def _not_running(
 
 def _stuck(work: Subquery) -> Select[Any]:
     """Work that waits, grouped by what for, and work that failed, grouped by why."""
+    columns = (work.c.scale, work.c.state, work.c.reason, work.c.not_before, work.c.held, work.c.awaits)
+    stuck = select(*columns, func.count().label("count")).where(work.c.state.in_(("PENDING", "READY", "FAILED")))
+    grouped = stuck.group_by(*columns).subquery()  # only then is looked up what each group waits for
     awaited = select(func.concat(func.min(Segment.kind), " of ", func.min(Segment.scale)))
-    awaited_text = case((work.c.awaits.is_not(None), awaited.where(Segment.key == work.c.awaits).scalar_subquery()))
-    columns = (work.c.scale, work.c.state, work.c.reason, work.c.not_before, work.c.held, awaited_text.label("awaited"))
-    grouped = select(*columns).where(work.c.state.in_(("PENDING", "READY", "FAILED"))).subquery()
-    return select(*grouped.c, func.count()).group_by(*grouped.c).order_by(grouped.c.scale, grouped.c.state)
+    awaited_text = case(
+        (grouped.c.awaits.is_not(None), awaited.where(Segment.key == grouped.c.awaits).scalar_subquery())
+    )
+    said = (grouped.c.scale, grouped.c.state, grouped.c.reason, grouped.c.not_before, grouped.c.held)
+    return select(*said, awaited_text, grouped.c.count).order_by(grouped.c.scale, grouped.c.state, awaited_text)
 
 
 def claim_state() -> ColumnElement[str]:
@@ -382,8 +391,15 @@ def cell_states(grid_id: uuid.UUID, cell_ids: Sequence[int] | None = None) -> Se
 
 def cell_counts(session: Session, grid_id: uuid.UUID) -> dict[str, int]:
     """How many cells of a grid are in which state."""
-    states = cell_states(grid_id).subquery()
+    states = cell_states(grid_id)
+    is_cancelled = session.scalar(select(Grid.cancelled_at.is_not(None)).where(Grid.id == grid_id))
+    if not is_cancelled:  # no claim is closed, so a cell without an unmeasured evaluation is measured
+        states = states.where(Evaluation.state != "SUCCEEDED")
+    found = states.subquery()
     counts = dict.fromkeys(CELL_STATES, 0)
-    for state, count in session.execute(select(states.c.state, func.count()).group_by(states.c.state)):
+    for state, count in session.execute(select(found.c.state, func.count()).group_by(found.c.state)):
         counts[state] = count
+    if not is_cancelled:
+        cells = session.scalars(select(func.count()).where(Cell.grid_id == grid_id)).one()
+        counts["MEASURED"] = cells - sum(counts.values())
     return counts

@@ -120,7 +120,8 @@ def grid_standing(session: Session, grid_id: uuid.UUID) -> GridStanding | None:
         .order_by(CellEvaluation.series_id)
     )
     grid = _grid(row, grid_states(session, [grid_id])[grid_id])
-    progress = grid_progress(session, grid_id, paused=grid.paused_at is not None)
+    cancelled = row.cancelled_at is not None
+    progress = grid_progress(session, grid_id, paused=grid.paused_at is not None, cancelled=cancelled)
     failed = any(scale.evaluations["FAILED"] for scale in progress.scales)
     return GridStanding(
         grid=grid,
@@ -184,8 +185,16 @@ def list_observations(
     return [_observation(row) for row in session.scalars(statement)]
 
 
-def list_series(session: Session, *, series_id: str | None = None) -> list[SeriesRecord]:
-    """All series, oldest first, or the one of that id."""
+def series_labels(session: Session, *, series_id: str | None = None) -> dict[str, str]:
+    """Ids and labels of all series, oldest first, or of the one of that id."""
+    statement = select(Series.id, Series.label).order_by(Series.created_at, Series.id)
+    if series_id is not None:
+        statement = statement.where(Series.id == series_id)
+    return {row.id: row.label for row in session.execute(statement)}
+
+
+def list_series(session: Session) -> list[SeriesRecord]:
+    """All series, oldest first."""
     rows = select(func.count()).where(Observation.series_id == Series.id).scalar_subquery()
     latest = (
         select(Fit.id)
@@ -195,8 +204,6 @@ def list_series(session: Session, *, series_id: str | None = None) -> list[Serie
         .scalar_subquery()
     )
     statement = select(Series, rows, latest).order_by(Series.created_at, Series.id)
-    if series_id is not None:
-        statement = statement.where(Series.id == series_id)
     return [
         SeriesRecord(
             id=row.id,

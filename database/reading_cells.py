@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from database.claims import evaluation_held
 from database.leading import leader_alive
@@ -93,6 +93,7 @@ def list_cells(session: Session, grid_id: uuid.UUID, *, after: int | None, limit
         .join(Series, Series.id == CellEvaluation.series_id)
         .where(CellEvaluation.cell_id.in_(ids), newest(Evaluation))
         .order_by(Evaluation.id)
+        .options(defer(Evaluation.documents))
     )
     for cell_id, series_id, rule, row, closed_as, held in session.execute(measurements):
         evaluations[cell_id].append(_Asked(series_id=series_id, rule=rule, row=row, closed_as=closed_as, held=held))
@@ -180,7 +181,8 @@ def _with_ancestors(session: Session, keys: Iterable[str]) -> dict[str, Segment]
     found: dict[str, Segment] = {}
     wanted = set(keys)
     while wanted:
-        rows = session.scalars(select(Segment).where(Segment.key.in_(wanted), newest(Segment))).all()
+        statement = select(Segment).where(Segment.key.in_(wanted), newest(Segment))
+        rows = session.scalars(statement.options(defer(Segment.spec), defer(Segment.execution))).all()
         found |= {row.key: row for row in rows}
         wanted = {row.parent_key for row in rows if row.parent_key is not None} - found.keys()
     return found

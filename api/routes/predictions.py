@@ -25,7 +25,7 @@ from api.openapi import body_schema
 from api.prediction_answers import csv_chunks, json_chunks
 from api.routes.fits import IMMUTABLE
 from database.fits import StoredFit, latest_fit, load_fit
-from database.reading import SeriesRecord, distinct_points, list_series, reading
+from database.reading import distinct_points, reading, series_labels
 from database.reading_fits import fit_record
 from fitting.laws import LONG_CONTEXT
 from orchestrator.errors import Problem
@@ -105,29 +105,29 @@ def _find_fit(session: Session, wanted: PredictionRequest) -> StoredFit:
     raise FitNotReadyError(f"Fit {fit_id} is {record.state}" + (f": {record.reason}" if record.reason else "."))
 
 
-def _find_series(session: Session, series_id: str | None) -> SeriesRecord:
-    """The series asked for, or the only one."""
-    found = list_series(session, series_id=series_id)
+def _find_series(session: Session, series_id: str | None) -> str:
+    """The id of the series asked for, or of the only one."""
+    found = series_labels(session, series_id=series_id)
     if len(found) == 1:
-        return found[0]
+        return next(iter(found))
     if series_id is not None:
         raise ResourceNotFoundError(f"There is no series {series_id}.")
     if not found:
         raise TooFewObservationsError(f"need at least {LONG_CONTEXT.n_parameters} distinct observations, have 0")
     raise SeriesAmbiguousError(
         f"There are {len(found)} series; name one of them as `series`.",
-        problems=[Problem(pointer="/series", message=f"{item.id}: {item.label}") for item in found],
+        problems=[Problem(pointer="/series", message=f"{found_id}: {label}") for found_id, label in found.items()],
     )
 
 
-def _latest(session: Session, series: SeriesRecord, holdout: str | None) -> StoredFit:
+def _latest(session: Session, series_id: str, holdout: str | None) -> StoredFit:
     """The newest successful fit of a series."""
-    stored = latest_fit(session, series.id, holdout=holdout)
+    stored = latest_fit(session, series_id, holdout=holdout)
     if stored is not None:
         return stored
     needed = LONG_CONTEXT.n_parameters
-    have = distinct_points(session, series.id)
+    have = distinct_points(session, series_id)
     if have < needed:
-        raise TooFewObservationsError(f"need at least {needed} distinct observations, have {have} (series {series.id})")
+        raise TooFewObservationsError(f"need at least {needed} distinct observations, have {have} (series {series_id})")
     what = "no successful fit" if holdout is None else f"no successful fit that held {holdout} out"
-    raise FitNotReadyError(f"Series {series.id} has {what} yet; `GET /v1/fits?series={series.id}` lists its fits.")
+    raise FitNotReadyError(f"Series {series_id} has {what} yet; `GET /v1/fits?series={series_id}` lists its fits.")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from database.measures import record_metrics, record_points
-from database.models import Attempt, Checkpoint, GridSegment, Segment
-from database.progress import cell_states
+from database.models import Attempt, Checkpoint, Evaluation, Grid, GridEvaluation, GridSegment, Segment
+from database.progress import cell_counts, cell_states
 from tests.database.seeding import (
     SCALES,
     add_cell,
@@ -185,6 +185,33 @@ def test_cell_states_follow_from_the_newest_generations(session: Session) -> Non
     (grid,) = _all(session, "SELECT * FROM research.grids")
     counts = (grid.cells_measured, grid.cells_running, grid.cells_pending, grid.cells_failed, grid.cells_cancelled)
     assert (grid.cells, *counts) == (6, 1, 2, 1, 1, 1)
+
+
+def test_grids_count_cells_as_cells_are_shown(session: Session) -> None:
+    """Counted from what is not measured alone, also where a cancelled grid's claims ended otherwise than the work."""
+    series_id, going_on, cancelled = add_series(session), add_grid(session), add_grid(session)
+    session.add(segment("trains", state="RUNNING"))
+    for key, state in (("done", "SUCCEEDED"), ("open", "PENDING"), ("trained", "PENDING"), ("failed", "FAILED")):
+        session.add(evaluation(key, state=state, segment_key="trains" if key == "trained" else "segment"))
+    session.flush()
+    cells = [["done"], ["done", "open"], ["done", "trained"], ["failed", "done"], ["failed", "open"]]
+    for grid_id in (going_on, cancelled):
+        for keys in cells:
+            add_cell(session, grid_id, series_id, keys)
+    session.execute(update(Grid).where(Grid.id == cancelled).values(cancelled_at=func.now()))
+    ends = update(GridEvaluation).where(GridEvaluation.grid_id == cancelled)
+    for key, end in (("open", "CANCELLED"), ("trained", "CANCELLED"), ("failed", "FAILED")):
+        session.execute(ends.where(GridEvaluation.evaluation_key == key).values(closed_as=end))
+    session.execute(update(Evaluation).where(Evaluation.key == "open").values(state="READY"))
+    shown = "SELECT state, count(*) FROM research.cells WHERE grid_id = :grid GROUP BY state"
+    for grid_id, states in ((going_on, [1, 1, 2, 1, 0]), (cancelled, [1, 0, 0, 2, 2])):
+        columns = ("MEASURED", "RUNNING", "PENDING", "FAILED", "CANCELLED")
+        counts = dict(zip(columns, states, strict=True))
+        assert {state: count for state, count in counts.items() if count} == dict(_all(session, shown, grid=grid_id))
+        assert cell_counts(session, grid_id) == counts
+        (grid,) = _all(session, "SELECT * FROM research.grids WHERE grid_id = :grid", grid=grid_id)
+        assert {state: getattr(grid, f"cells_{state.lower()}") for state in columns} == counts
+        assert grid.cells == len(cells)
 
 
 def test_checkpoints_show_the_segment_they_belong_to_once(session: Session) -> None:
