@@ -3,6 +3,7 @@
 The revisions are in the package `migrations`, found wherever it is installed; no `alembic.ini` is needed.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -165,6 +166,11 @@ def _config(connection: Connection | None = None) -> Config:
 
 
 def _scripts() -> ScriptDirectory:
+    return _scripts_in(migrations_folder())
+
+
+@functools.cache  # revisions are read once: every look at readiness needs them
+def _scripts_in(folder: Path) -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 
 

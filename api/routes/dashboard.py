@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
+from api import conditional
 from api.errors import ResourceNotFoundError
 
 router = APIRouter(include_in_schema=False)
@@ -71,15 +71,13 @@ def _plotly_script() -> Path:
 def _file(request: Request, path: Path, *, cache: str) -> Response:
     """A file's content, or a 304 where the browser has it already."""
     content, tag = _content(path, path.stat().st_mtime_ns)
-    headers = {"Cache-Control": cache, "ETag": tag, "X-Content-Type-Options": "nosniff"}
-    known = [item.strip().removeprefix("W/") for item in request.headers.get("if-none-match", "").split(",")]
-    if tag in known:
-        return Response(status_code=304, headers=headers)
-    return Response(content, media_type=_MEDIA_TYPES[path.suffix], headers=headers)
+    answer = conditional.answer(request, content, tag=tag, media_type=_MEDIA_TYPES[path.suffix], cache=cache)
+    answer.headers["X-Content-Type-Options"] = "nosniff"
+    return answer
 
 
 @functools.lru_cache(maxsize=32)
 def _content(path: Path, changed_ns: int) -> tuple[bytes, str]:
     """Content and strong ETag, kept until the file changes."""
     content = path.read_bytes()
-    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return content, conditional.entity_tag(content)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from api import conditional
 from api.dependencies import ResourceId, Sessions
 from api.errors import ResourceNotFoundError
 from api.models import FitDetail, FitState, FitSummary, Page
 from api.paging import DEFAULT_LIMIT, Cursor, Limit, decode_cursor, encode_cursor, time_key
 from database.reading import reading
 from database.reading_fits import fit_standing, list_fits
-
-IMMUTABLE = "public, max-age=31536000, immutable"
 
 router = APIRouter(prefix="/v1", tags=["fits"])
 
@@ -37,13 +36,17 @@ def get_fits(
     return Page(items=items, next_cursor=following)
 
 
-@router.get("/fits/{fit_id}")
-def get_fit(fit_id: ResourceId, sessions: Sessions, response: Response) -> FitDetail:
-    """One fit: parameters, intervals, how well it holds, and every observation it used."""
+@router.get("/fits/{fit_id}", response_model=FitDetail, responses=conditional.NOT_MODIFIED)
+def get_fit(fit_id: ResourceId, sessions: Sessions, request: Request) -> FitDetail | Response:
+    """One fit: parameters, intervals, how well it holds, and every observation it used.
+
+    Once it has ended the answer carries an ETag, and `If-None-Match` with it gets a 304.
+    """
     with reading(sessions) as session:
         standing = fit_standing(session, fit_id)
     if standing is None:
         raise ResourceNotFoundError(f"There is no fit {fit_id}.")
-    if standing.fit.state in ("SUCCEEDED", "FAILED"):
-        response.headers["Cache-Control"] = IMMUTABLE
-    return FitDetail.of(standing.fit, standing)
+    fit = FitDetail.of(standing.fit, standing)
+    if fit.state not in ("SUCCEEDED", "FAILED"):
+        return fit
+    return conditional.immutable(request, fit.model_dump_json().encode())

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
+from pydantic_core import to_json
 
+from api import conditional
 from api.dependencies import ResourceId, Sessions, body_up_to, media_type
 from api.errors import (
     CorpusNotResolvedError,
@@ -157,14 +159,21 @@ def get_grid(grid_id: ResourceId, sessions: Sessions) -> GridDetail:
     return GridDetail.of(standing.grid, standing.progress, standing)
 
 
-@router.get("/grids/{grid_id}/document")
-def get_document(grid_id: ResourceId, sessions: Sessions) -> dict[str, Any]:
-    """The grid file as it was submitted, each number a text as it was written: plan or submit it again as it is."""
+@router.get(
+    "/grids/{grid_id}/document",
+    response_model=dict[str, Any],
+    responses=conditional.NOT_MODIFIED,
+)
+def get_document(grid_id: ResourceId, sessions: Sessions, request: Request) -> Response:
+    """The grid file as it was submitted, each number a text as it was written: plan or submit it again as it is.
+
+    It never changes: the answer carries an ETag, and `If-None-Match` with it gets a 304.
+    """
     with reading(sessions) as session:
         document = grid_document(session, grid_id)
     if document is None:
         raise ResourceNotFoundError(f"There is no grid {grid_id}.")
-    return document
+    return conditional.immutable(request, to_json(document))
 
 
 @router.get("/grids/{grid_id}/cells")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from api import csv_export
+from api import conditional, csv_export
 from api.dependencies import Sessions, body_up_to, media_type
 from api.errors import (
     FitNotReadyError,
@@ -23,7 +23,6 @@ from api.models import Predictions
 from api.models_predictions import PredictionRequest
 from api.openapi import body_schema
 from api.prediction_answers import csv_chunks, json_chunks
-from api.routes.fits import IMMUTABLE
 from database.fits import StoredFit, latest_fit, load_fit
 from database.reading import distinct_points, reading, series_labels
 from database.reading_fits import fit_record
@@ -84,7 +83,7 @@ def predict_points(
     answer.headers["Vary"] = "Accept"
     answer.headers["Link"] = f'</v1/fits/{stored.fit_id}>; rel="describedby"'
     if wanted.fit != "latest":
-        answer.headers["Cache-Control"] = IMMUTABLE
+        answer.headers["Cache-Control"] = conditional.IMMUTABLE
     return answer
 
 

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
+from api.conditional import IMMUTABLE
 from database.fits import load_fit
 from tests.api import seeding
 from tests.api.conftest import Measured
@@ -16,7 +17,6 @@ from tests.api.conftest import Measured
 
 def test_fit_is_shown_with_all_it_knows(reader: httpx.Client, measured: Measured) -> None:
     answer = reader.get(f"/v1/fits/{measured.fit_id}")
-    assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
     fit = answer.json()
     with Session(measured.engine) as session:
         stored = load_fit(session, uuid.UUID(measured.fit_id))
@@ -33,6 +33,19 @@ def test_fit_is_shown_with_all_it_knows(reader: httpx.Client, measured: Measured
         assert row["role"] == "fitted"
         assert abs(row["predicted"] - row["log_longppl"]) < 0.05
         assert row["low"] <= row["high"]
+
+
+@pytest.mark.parametrize("known", ['"other", {tag}', "W/{tag}", "*"])
+def test_who_has_what_never_changes_is_told_so(reader: httpx.Client, measured: Measured, known: str) -> None:
+    for path in (f"/v1/fits/{measured.fit_id}", f"/v1/grids/{measured.grid_id}/document"):
+        whole = reader.get(path)
+        tag = whole.headers["etag"]
+        assert tag[0] == tag[-1] == '"'  # strong
+        again = reader.get(path, headers={"If-None-Match": known.format(tag=tag)})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == tag
+        assert again.headers["cache-control"] == whole.headers["cache-control"] == IMMUTABLE
+        assert reader.get(path, headers={"If-None-Match": '"other"'}).json() == whole.json()
 
 
 def test_holdout_fit_says_how_it_predicts_what_it_has_not_seen(reader: httpx.Client, measured: Measured) -> None:
@@ -65,7 +78,7 @@ def test_open_fit_is_not_cached(http: httpx.Client, sessions: sessionmaker[Sessi
     answer = http.get(f"/v1/fits/{fit_id}")
     assert answer.json()["state"] == "PENDING"
     assert answer.json()["parameters"] == []
-    assert "cache-control" not in answer.headers
+    assert not {"cache-control", "etag"} & set(answer.headers)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
