@@ -1,4 +1,4 @@
-"""Which checkpoints nothing needs any more, and which no row names.
+"""Which checkpoints nothing needs any more, which are lost, and which no row names.
 
 Kept for ever: the newest of each segment (it can be extended from there), those that a segment branches from, those
 that an evaluation reads which has not succeeded, and where a run has just begun. What goes can come back: a grid that
@@ -7,9 +7,10 @@ asks for it trains it again, from the nearest checkpoint before it, to the same 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection
 
-from sqlalchemy import and_, delete, exists, select, tuple_
+from sqlalchemy import and_, delete, exists, or_, select, tuple_, update
 from sqlalchemy.orm import Session, aliased
 
 from database.events import record_event
@@ -24,6 +25,8 @@ from database.models import (
     SegmentSource,
 )
 from database.submission import hold_submissions
+from database.work import fail_orphans
+from workers.spec import CheckpointRef
 
 #: Checkpoints given up in one transaction: submissions wait for it.
 _AT_ONCE = 200
@@ -68,6 +71,44 @@ def give_up_unneeded(session: Session) -> tuple[str, ...]:
     for key, step, _, digest in gone:
         record_event(session, "checkpoint_given_up", key, step=step, digest=digest)
     return tuple(path for _, _, path, _ in gone)
+
+
+def forget_unreadable(session: Session, ref: CheckpointRef, *, token: uuid.UUID) -> bool:
+    """Forgets a checkpoint that is gone or damaged, once work that needs it has FAILED for want of it; else nothing.
+
+    What else waits to read it, or to begin there, fails with it. Asked for again (`verbs.obey`, a new grid), it is
+    trained again from the nearest checkpoint before it, to the same last bit.
+
+    Args:
+        token: the attempt that could not read it.
+    """
+    hold_submissions(session)
+    evaluation_failed = exists().where(Evaluation.id == Attempt.evaluation_id, Evaluation.state == "FAILED")
+    segment_failed = exists().where(Segment.id == Attempt.segment_id, Segment.state == "FAILED")
+    if session.scalar(select(Attempt.id).where(Attempt.token == token, or_(evaluation_failed, segment_failed))) is None:
+        return False
+    gone = delete(Checkpoint).where(Checkpoint.segment_key == ref.segment, Checkpoint.step == ref.step)
+    digest = session.scalar(gone.returning(Checkpoint.digest))
+    if digest is None:
+        return False
+    record_event(session, "checkpoint_lost", ref.segment, step=ref.step, digest=digest)
+    reads = exists().where(
+        EvaluationSource.evaluation_key == Evaluation.key,
+        EvaluationSource.segment_key == ref.segment,
+        EvaluationSource.step == ref.step,
+    )
+    branches = and_(Segment.parent_key == ref.segment, Segment.parent_step == ref.step)
+    begins = exists().where(
+        SegmentSource.segment_key == Segment.key,
+        SegmentSource.source_key == ref.segment,
+        SegmentSource.step == ref.step,
+    )
+    has_begun = exists().where(Checkpoint.segment_key == Segment.key)
+    for table, condition in ((Evaluation, reads), (Segment, and_(or_(branches, begins), ~has_begun))):
+        waits = update(table).where(table.state == "READY", condition).values(state="PENDING", not_before=None)
+        session.execute(waits.execution_options(synchronize_session=False))
+    fail_orphans(session)
+    return True
 
 
 def unrecorded(session: Session, segment_key: str, steps: Collection[int]) -> tuple[int, ...]:

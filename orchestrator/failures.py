@@ -16,10 +16,11 @@ _HOPELESS = frozenset(
         "ProbeError",
     }
 )
+#: A checkpoint is gone from the store, or damaged there.
+UNREADABLE = frozenset({"CheckpointMissingError", "CheckpointCorruptError"})
 _INFRASTRUCTURE = frozenset(
     {
-        "CheckpointMissingError",
-        "CheckpointCorruptError",
+        *UNREADABLE,
         "CheckpointConflictError",  # the scheduler removes what is in the way, so that the next try gets on
         "ProcessLostError",
         "StoreError",
@@ -43,6 +44,8 @@ def failure_of(report: Failed | Lost) -> Failure:
             min_backoff_s=_STORE_BACKOFF_S,
         )
     reason = f"{report.error}: {report.message}" if report.message else report.error
+    if report.error in UNREADABLE:
+        reason += "; where it stays so, `longlaw grid retry` trains it again"
     if report.error in _INFRASTRUCTURE:
         wait_s = _STORE_BACKOFF_S if report.error == "StoreError" else 0.0
         return Failure(kind="infrastructure", reason=reason, min_backoff_s=wait_s)

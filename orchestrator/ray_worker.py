@@ -128,6 +128,7 @@ class Worker:
                 error=_name(error),
                 message=str(error),
                 traceback="".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:],
+                checkpoint=getattr(error, "ref", None),
             )
         with self._news:
             self._token = None

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass
 
 from workers.results import Checkpoint, Evaluation, TrainProgress
+from workers.spec import CheckpointRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,13 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The attempt raised `error` (a class name); `traceback` is the end of where."""
+    """The attempt raised `error` (a class name); `traceback` is the end of where. `checkpoint` could not be read."""
 
     token: uuid.UUID
     error: str
     message: str
     traceback: str
+    checkpoint: CheckpointRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from database.observations import record_observations
 from database.settings import Settings
 from orchestrator.errors import OrchestratorError
 from orchestrator.executor import RayExecutor
-from orchestrator.failures import failure_of
+from orchestrator.failures import UNREADABLE, failure_of
 from orchestrator.refit import FitProcess
 from orchestrator.reports import FINAL, Failed, Lost, Measured, Progressed, Saved, Stopped, Trained, WorkerReport
 from orchestrator.scheduler_settings import SchedulerSettings
@@ -43,7 +43,7 @@ from workers.errors import CheckpointConflictError, StoreError
 from workers.leftovers import remove_unfinished, whole_checkpoints
 from workers.probe_spec import ProbeRun
 from workers.results import TrainProgress
-from workers.spec import EvaluationRun, SegmentRun
+from workers.spec import CheckpointRef, EvaluationRun, SegmentRun
 
 logger = logging.getLogger("longlaw.scheduler")
 
@@ -214,10 +214,14 @@ class Scheduler:
         with self._sessions.begin() as session:
             self._heartbeat(session)
             if self._leading:
-                for token in self._executor.attempts():
+                tokens = self._executor.attempts()
+                attempts.hold_attempts(session, tokens)
+                for token in tokens:
                     progress = self._progress.pop(token, None)
                     if not attempts.renew(session, token, lease_s=self._settings.lease_s, progress=progress):
                         self._executor.stop(token)  # withdrawn, or taken over while we were away
+        if self._leading:
+            with self._sessions.begin() as session:
                 self._lose(session)
                 for token in attempts.to_stop(session, scheduler_id=self.id):
                     if token not in self._told_to_stop:
@@ -352,6 +356,8 @@ class Scheduler:
             logger.warning("%s", report.reason)
         if not current:
             logger.info("a report of %s was superseded and changed nothing", item.worker)
+        if current and isinstance(report, Failed) and report.error in UNREADABLE and report.checkpoint is not None:
+            self._forget(report.checkpoint, report.token)
         for path in pruned:  # row first, then file: a file without a row is harmless, a row without its file is not
             self._remove(path)
         if isinstance(report, FINAL):
@@ -373,6 +379,12 @@ class Scheduler:
         for step in retention.unrecorded(session, segment, there):
             logger.warning("%s is removed: no row names it, and another is to take its place", there[step])
             self._remove(there[step])
+
+    def _forget(self, ref: CheckpointRef, token: uuid.UUID) -> None:
+        """Lets go of a checkpoint that a worker could not read, when all its tries are over."""
+        with self._sessions.begin() as session:
+            if retention.forget_unreadable(session, ref, token=token):
+                logger.warning("step %d of %s is lost: it is trained again when it is asked for", ref.step, ref.segment)
 
     def _remove(self, path: str) -> None:
         try:

@@ -36,6 +36,7 @@ from workers.checkpoint_content import CheckpointContent, capture, read_tensors,
 from workers.errors import (
     CheckpointConflictError,
     CheckpointCorruptError,
+    CheckpointError,
     CheckpointMissingError,
     StoreFullError,
 )
@@ -99,11 +100,15 @@ def verify(store: Path, stored: StoredCheckpoint) -> Path:
     """
     folder = store / stored.path
     mirror.fetch(store, stored.path)
-    digest = _digest_or_refetch(store, stored)
-    if digest != stored.digest:
-        raise CheckpointCorruptError(f"{folder} has digest {digest}, {stored.digest} was expected")
-    if read_state(folder).ref != stored.ref:
-        raise CheckpointCorruptError(f"{folder} holds {read_state(folder).ref}, {stored.ref} was expected")
+    try:
+        digest = _digest_or_refetch(store, stored)
+        if digest != stored.digest:
+            raise CheckpointCorruptError(f"{folder} has digest {digest}, {stored.digest} was expected")
+        if read_state(folder).ref != stored.ref:
+            raise CheckpointCorruptError(f"{folder} holds {read_state(folder).ref}, {stored.ref} was expected")
+    except CheckpointError as error:
+        error.ref = stored.ref
+        raise
     return folder
 
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from workers.spec import CheckpointRef
+
 
 class WorkerError(Exception):
     """Base of everything that training, merging or evaluating raises on purpose."""
@@ -78,7 +80,9 @@ class SegmentRunError(WorkerError):
 
 
 class CheckpointError(WorkerError):
-    """A checkpoint cannot be used."""
+    """A checkpoint cannot be used: `ref`, where it was recorded somewhere."""
+
+    ref: CheckpointRef | None = None
 
 
 class CheckpointMissingError(CheckpointError):

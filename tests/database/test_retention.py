@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 
 from sqlalchemy import Engine, select
@@ -9,7 +10,9 @@ from sqlalchemy.orm import Session
 
 from database.attempts import Failure, RetryPolicy, fail_attempt, record_checkpoint
 from database.models import Checkpoint, Event, Segment
-from database.retention import give_up_unneeded, unrecorded
+from database.progress import cell_counts
+from database.retention import forget_unreadable, give_up_unneeded, unrecorded
+from database.verbs import obey
 from tests.database.work_rows import (
     CORPUS,
     checkpoint_of,
@@ -18,6 +21,7 @@ from tests.database.work_rows import (
     run_all,
     scheduler_row,
     submitted,
+    train,
 )
 from tests.orchestrator.tiny_grid import submit_tiny, tiny_document
 
@@ -114,3 +118,41 @@ def test_nothing_goes_of_a_segment_that_is_closed(engine: Engine) -> None:
     segments, _ = run_all(engine, scheduler_row(engine))
     with Session(engine) as session, session.begin():
         assert unrecorded(session, segments[0].key, (1,)) == ()
+
+
+def test_lost_checkpoint_fails_what_reads_it_and_is_trained_again_on_retry(engine: Engine) -> None:
+    grid = submitted(engine)
+    scheduler = scheduler_row(engine)
+    long = None
+    while (claim := next_segment(engine, scheduler)) is not None:
+        train(engine, claim)
+        long = claim
+    first = next_evaluation(engine, scheduler)  # another one waits
+    assert long is not None
+    assert first is not None
+    (source,) = first.run.sources
+    failure = Failure(kind="infrastructure", reason="CheckpointMissingError: gone")
+    tries = RetryPolicy(infrastructure_retries=1, backoff_s=0.0)
+
+    def failed(token: uuid.UUID) -> bool:
+        with Session(engine) as session, session.begin():
+            assert fail_attempt(session, token, failure, policy=tries)
+        with Session(engine) as session, session.begin():
+            return forget_unreadable(session, source.ref, token=token)
+
+    assert not failed(first.token)  # it is tried again
+    again = next_evaluation(engine, scheduler)
+    assert again is not None
+    assert failed(again.token)
+    with Session(engine) as session, session.begin():
+        assert session.scalar(select(Event.payload).where(Event.kind == "checkpoint_lost")) == {
+            "step": source.ref.step,
+            "digest": source.digest,
+        }
+        obey(session, grid.grid_id, "retry-failed")
+    segments, evaluations = run_all(engine, scheduler)
+    (trained_again,) = segments
+    assert (trained_again.key, trained_again.run.save_steps) == (long.key, (source.ref.step,))
+    assert first.key in {claim.key for claim in evaluations}
+    with Session(engine) as session:
+        assert cell_counts(session, grid.grid_id)["MEASURED"] == 2

@@ -30,7 +30,14 @@ TOKEN = uuid.uuid4()
 def test_exceptions_are_classed(error: str, kind: FailureKind, hopeless: bool) -> None:
     failure = failure_of(Failed(token=TOKEN, error=error, message="so it is", traceback=""))
     assert (failure.kind, failure.hopeless, failure.lost) == (kind, hopeless, False)
-    assert failure.reason == f"{error}: so it is"
+    assert failure.reason.startswith(f"{error}: so it is")
+
+
+def test_unreadable_checkpoint_comes_with_a_way_out() -> None:
+    failure = failure_of(Failed(token=TOKEN, error="CheckpointMissingError", message="it is gone", traceback=""))
+    assert failure.reason == (
+        "CheckpointMissingError: it is gone; where it stays so, `longlaw grid retry` trains it again"
+    )
 
 
 def test_full_store_waits_at_the_infrastructures_expense() -> None:

@@ -27,7 +27,7 @@ from orchestrator import scheduler as scheduler_module
 from orchestrator.executor import RayExecutor
 from orchestrator.scheduler_settings import SchedulerSettings
 from tests.conftest import MakeDatabase
-from tests.orchestrator.tiny_grid import Numbers, measured_numbers, submit_tiny, tiny_document
+from tests.orchestrator.tiny_grid import LONG_STEP_TOKENS, Numbers, measured_numbers, submit_tiny, tiny_document
 from tests.workers.tiny_training import trained
 from workers import checkpoint
 
@@ -42,8 +42,9 @@ class Lab:
         self.engine, self.workers, self.store = engine, workers, store
         self.scheduler = self.new_scheduler()
 
-    def new_scheduler(self) -> scheduler_module.Scheduler:
-        return scheduler_module.Scheduler(self.engine, self.workers, store=self.store, settings=SETTINGS)
+    def new_scheduler(self, **changes: object) -> scheduler_module.Scheduler:
+        settings = SETTINGS.model_copy(update=changes)
+        return scheduler_module.Scheduler(self.engine, self.workers, store=self.store, settings=settings)
 
     def turn_until(self, condition: Callable[[Session], bool]) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
@@ -324,6 +325,31 @@ def test_checkpoint_that_no_row_names_gives_way_to_what_is_trained(
     assert "unrecorded_checkpoint_removed" in kinds
     (measured,) = measured_numbers(lab.engine).values
     assert measured in undisturbed[1].values
+
+
+def test_checkpoint_that_is_gone_from_the_store_is_trained_again_on_retry(lab: Lab, corpus: str) -> None:
+    document = tiny_document(corpus, widths=(16,), short_steps=(27,), long_steps=(8,))
+    submit_tiny(lab.engine, document)
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        long = select(Segment.key).where(Segment.kind == "long_constant")
+        recorded = session.scalars(select(Checkpoint).where(Checkpoint.segment_key.in_(long))).one()
+    shutil.rmtree(lab.store / recorded.path)
+    mean_of_two = {"name": "last_m", "m": 2, "spacing": 4 * LONG_STEP_TOKENS}
+    otherwise = submit_tiny(lab.engine, {**document, "name": "measured otherwise", "rules": [mean_of_two]})
+    lab.scheduler.close()
+    lab.scheduler = lab.new_scheduler(infrastructure_retries=1)
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        reason = session.scalars(select(Evaluation.reason).where(Evaluation.state == "FAILED")).one()
+    assert reason is not None
+    assert "`longlaw grid retry` trains it again" in reason
+    asked(lab.engine, otherwise.grid_id, "retry-failed")
+    lab.turn_until(all_closed)
+    with Session(lab.engine) as session:
+        again = session.scalars(select(Checkpoint).where(Checkpoint.path == recorded.path)).one()
+        assert (again.id != recorded.id, again.digest) == (True, recorded.digest)
+        assert cell_counts(session, otherwise.grid_id)["MEASURED"] == 1
 
 
 def test_database_that_goes_away_interrupts_no_training(
