@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from playwright.sync_api import BrowserContext, Page, Request, expect, sync_playwright
+from playwright.sync_api import BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -52,7 +52,9 @@ def browser() -> Iterator[BrowserContext]:
     expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*_ARGS])
-        yield browser.new_context(viewport={"width": 1280, "height": 900})
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(_PATIENCE_MS)
+        yield context
         browser.close()
 
 
@@ -117,20 +119,32 @@ def _visit(browser: BrowserContext, url: str, *, expected_errors: str | None = N
     trouble: list[str] = []
     elsewhere: list[str] = []
     origin = str(httpx.URL(url).copy_with(path="/", fragment=None))
-    page = browser.new_page()
-    page.set_default_timeout(_PATIENCE_MS)
-    page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("console", lambda line: trouble.append(line.text) if line.type in ("error", "warning") else None)
-    page.on(
-        "request", lambda sent: None if sent.url.startswith((origin, "blob:", "data:")) else elsewhere.append(sent.url)
-    )
+
+    def broke(error: Error) -> None:
+        trouble.append(str(error))
+
+    def said(line: ConsoleMessage) -> None:
+        if line.type in ("error", "warning"):
+            trouble.append(line.text)
+
+    def asked(sent: Request) -> None:
+        if not sent.url.startswith((origin, "blob:", "data:")):
+            elsewhere.append(sent.url)
+
+    (page,) = browser.pages or [browser.new_page()]  # one window for all tests: Chromium draws its own frame in each
+    page.on("pageerror", broke)
+    page.on("console", said)
+    page.on("request", asked)
     try:
         page.goto(url)
         yield page
         assert elsewhere == []
         assert [line for line in trouble if expected_errors is None or not re.search(expected_errors, line)] == []
     finally:
-        page.close()
+        page.remove_listener("pageerror", broke)
+        page.remove_listener("console", said)
+        page.remove_listener("request", asked)
+        page.goto("about:blank")
 
 
 def _traces(page: Page, kind: str, *, chart: str = "chart") -> list[dict[str, Any]]:
@@ -413,6 +427,7 @@ def test_grid_obeys_its_buttons_behind_a_dialog_that_says_what_they_do(
 ) -> None:
     with sessions.begin() as session:
         larger = str(seeding.submit_grid(session).grid_id)
+    with sessions.begin() as session:  # later: the list has the newest first
         smaller = str(seeding.submit_grid(session, seeding.document(name="smaller", long_tokens=[512])).grid_id)
         assert seeding.next_segment(session) is not None
     with _visit(browser, f"{fresh}/#grid={larger}", expected_errors="409") as page:
