@@ -84,9 +84,11 @@ def scheduler_lives(session: Session) -> None:
 
 
 def next_segment(session: Session) -> ClaimedSegment | None:
+    """Claims a segment. What waits for others is looked at when nothing is ready."""
     scheduler_lives(session)
-    promote(session)
-    claim = claim_segment(session, scheduler_id=_SCHEDULER, worker="worker-0", lease_s=60)
+    while (claim := claim_segment(session, scheduler_id=_SCHEDULER, worker="worker-0", lease_s=60)) is None:
+        if not promote(session):
+            return None
     assert not isinstance(claim, Gathering)
     return claim
 
@@ -116,9 +118,12 @@ def train(session: Session, claimed: ClaimedSegment, health: Health = nothing) -
 
 
 def next_evaluation(session: Session) -> ClaimedEvaluation | None:
+    """Claims an evaluation. What waits for others is looked at when nothing is ready."""
     scheduler_lives(session)
-    promote(session)
-    return claim_evaluation(session, scheduler_id=_SCHEDULER, worker="worker-1", lease_s=60)
+    while (claim := claim_evaluation(session, scheduler_id=_SCHEDULER, worker="worker-1", lease_s=60)) is None:
+        if not promote(session):
+            return None
+    return claim
 
 
 def measure(session: Session, claimed: ClaimedEvaluation, value: Value = by_law, probes: Probes = nothing) -> None:

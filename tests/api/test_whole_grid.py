@@ -26,6 +26,7 @@ def resolved() -> dict[str, Any]:
         return [hashed(part) for part in value] if isinstance(value, list) else value
 
     document: dict[str, Any] = hashed(document_with_everything())
+    document["evaluation"]["every"] = 80  # measurements between those of cells, but a third fewer
     return document
 
 
