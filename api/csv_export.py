@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
+from api.cells import inert_text
+
 MEDIA_TYPE = "text/csv"
-#: What a spreadsheet would run, also behind apostrophes: else one of ours could not be told from one of the text's own.
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def csv_chunks(model: type[BaseModel], pages: Iterable[Sequence[BaseModel]]) -> Iterator[str]:
@@ -25,16 +24,11 @@ def csv_chunks(model: type[BaseModel], pages: Iterable[Sequence[BaseModel]]) -> 
 
 def _cell(value: object) -> object:
     """Numbers in their shortest exact form, times in RFC 3339, None as nothing, text made inert with an apostrophe."""
-    if isinstance(value, str) and _FORMULA.match(value):
-        return "'" + value
+    if isinstance(value, str):
+        return inert_text(value)
     if isinstance(value, dt.datetime):
         return value.isoformat().replace("+00:00", "Z")
     return value
-
-
-def plain_text(cell: str) -> str:
-    """The text that left as `cell`."""
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def _text(rows: Iterable[Sequence[object]]) -> str:

@@ -7,14 +7,13 @@ that an export of ours has beside them are passed over, so that an export can be
 from __future__ import annotations
 
 import csv
-import io
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
-from api.csv_export import plain_text
+from api.cells import number, plain_text, records, separator_hint, shown, wrong_number_of_cells
 from api.errors import InvalidRequestError, LineProblem, MalformedBodyError, message_of
 from api.models_imports import MAX_ROWS, ImportedObservation
 
@@ -27,8 +26,6 @@ _ALSO_CALLED = {
 }
 _PASSED_OVER = frozenset({"id", "series_id", "evaluation_id", "source", "created_at"})
 _TEXTS = frozenset({"scale", "cluster"})
-_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,40 +47,30 @@ def read_table(body: bytes) -> tuple[TableRow, ...]:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MalformedBodyError(f"The body is not UTF-8: byte {error.start} cannot be read.") from None
-    (line, header), *records = list(_records(text)) or [(1, [])]
+    try:
+        (line, header), *rest = list(records(text)) or [(1, [])]
+    except csv.Error as error:
+        raise MalformedBodyError(f"{error}.") from None
     columns = _columns(line, header)
-    if not records:
+    if not rest:
         raise InvalidRequestError("The table has no rows.")
-    if len(records) > MAX_ROWS:
-        raise InvalidRequestError(f"The table has {len(records):,} rows; one import takes at most {MAX_ROWS:,} rows.")
+    if len(rest) > MAX_ROWS:
+        raise InvalidRequestError(f"The table has {len(rest):,} rows; one import takes at most {MAX_ROWS:,} rows.")
     rows: list[TableRow] = []
     problems: list[LineProblem] = []
-    for line, cells in records:
+    for line, cells in rest:
         row = _row(line, columns, cells)
         if isinstance(row, TableRow):
             rows.append(row)
         else:
             problems += row
     if problems:
-        n_bad = len(records) - len(rows)
+        n_bad = len(rest) - len(rows)
         raise InvalidRequestError(
-            f"{problems[0]}. {n_bad:,} of {len(records):,} rows cannot be imported; nothing was stored.",
+            f"{problems[0]}. {n_bad:,} of {len(rest):,} rows cannot be imported; nothing was stored.",
             problems=problems,
         )
     return tuple(rows)
-
-
-def _records(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The records that are not blank, each with its first line."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    line = 1
-    try:
-        for cells in reader:
-            if any(cells):
-                yield line, cells
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise MalformedBodyError(f"Line {line} is not CSV: {error}.") from None
 
 
 def _columns(line: int, header: Sequence[str]) -> list[str | None]:
@@ -94,7 +81,8 @@ def _columns(line: int, header: Sequence[str]) -> list[str | None]:
     messages = []
     for name, column in zip(named, columns, strict=True):
         if column not in fields and column not in _PASSED_OVER:
-            messages.append(f"{name!r} is no column of observations; they are {', '.join(fields)}")
+            hint = separator_hint(header) if name else " (an index? write the table without it)"
+            messages.append(f"{name!r} is no column of observations{hint}; they are {', '.join(fields)}")
     for column in dict.fromkeys(columns):
         if columns.count(column) > 1:
             messages.append(f"{column} is given {columns.count(column)} times")
@@ -110,9 +98,9 @@ def _columns(line: int, header: Sequence[str]) -> list[str | None]:
 
 def _row(line: int, columns: Sequence[str | None], cells: Sequence[str]) -> TableRow | list[LineProblem]:
     if len(cells) != len(columns):
-        return [LineProblem(line=line, message=f"has {len(cells)} cells where the header has {len(columns)}")]
+        return [LineProblem(line=line, message=wrong_number_of_cells(cells, columns))]
     values = {
-        column: plain_text(cell) if column in _TEXTS else _number(cell.strip())
+        column: plain_text(cell) if column in _TEXTS else number(cell.strip())
         for column, cell in zip(columns, cells, strict=True)
         if column is not None and cell.strip()
     }
@@ -120,11 +108,11 @@ def _row(line: int, columns: Sequence[str | None], cells: Sequence[str]) -> Tabl
         return TableRow(line=line, observation=ImportedObservation.model_validate(values))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)
-        return [LineProblem(line=line, message=": ".join([*map(str, item["loc"]), message_of(item)])) for item in found]
+        return [LineProblem(line=line, message=_message(item, values)) for item in found]
 
 
-def _number(cell: str) -> int | float | str:
-    """The number that a cell holds, exactly where it is whole; whatever is none stays text, and is refused as such."""
-    if _INTEGER.fullmatch(cell):
-        return int(cell)
-    return float(cell) if _NUMBER.fullmatch(cell) else cell
+def _message(item: Mapping[str, Any], values: Mapping[str, object]) -> str:
+    """What is wrong with a row or a cell; also what the cell holds, where that is no number of the right kind."""
+    column = ": ".join(map(str, item["loc"]))
+    message = f"{column}: {message_of(item)}" if column else message_of(item)
+    return f"{message}, not {shown(values[column])}" if item["type"] in ("int_type", "float_type") else message

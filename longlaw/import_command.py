@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from api.cells import number, plain_text, records, separator_hint, shown, wrong_number_of_cells
 from api.models_imports import ObservationsImported
 from longlaw.client import Client
 from longlaw.errors import ApiProblem, LonglawError, ProblemPlace
@@ -30,7 +33,19 @@ _NAMES = {
 _TEXTS = ("scale", "cluster")
 _PLACE = re.compile(r"/observations/(\d+)(?:/(\w+))?")
 
-Table = dict[str, list[Any]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Columns by name with a value for each row, and what rows are called; `spelled` where numbers are text still."""
+
+    columns: dict[str, Sequence[Any]]
+    rows: Sequence[str]
+    spelled: bool
+
+    def cell(self, column: str, row: int) -> str:
+        """What stands there, for a message; empty where nothing does."""
+        value = self.columns[column][row]
+        return "" if value is None or value == "" else f" {shown(value) if self.spelled else value}"
 
 
 def import_command(
@@ -81,12 +96,13 @@ def import_command(
         "long_seed": long_seed_col,
         "cluster": cluster,
     }
-    found = _load(table, texts=[given[field] or field for field in _TEXTS])
-    columns = _columns(found, given)
+    found = _load(table)
+    columns = _columns(found.columns, given)
+    values = {field: _values(field, found.columns[column], spelled=found.spelled) for field, column in columns.items()}
     with Client(url) as client:
         try:
             answer = client.import_observations(
-                {field: _values(field, found[column]) for field, column in columns.items()},
+                values,
                 series=series,
                 protocol=protocol,
                 rule=rule,
@@ -95,11 +111,11 @@ def import_command(
                 family=family,
             )
         except ApiProblem as problem:
-            raise (_in_table(problem, columns) if problem.places else problem) from None
+            raise (_in_table(problem, found, columns) if problem.places else problem) from None
     if as_json:
         typer.echo(answer.model_dump_json(indent=2))
     else:
-        _print(answer, [name for name in found if name not in columns.values()], Console())
+        _print(answer, [name for name in found.columns if name not in columns.values()], Console())
 
 
 def _print(answer: ObservationsImported, unread: Sequence[str], console: Console) -> None:
@@ -110,10 +126,10 @@ def _print(answer: ObservationsImported, unread: Sequence[str], console: Console
     say(f"series {answer.series_id}, {answer.points:,} distinct points")
     say(answer.note or "The scheduler fits the law to them next; `longlaw predict --series` then answers.")
     if unread:
-        say(f"columns that were not read: {', '.join(unread)}")
+        say(f"columns that were not read: {', '.join(name or '(without a name)' for name in unread)}")
 
 
-def _columns(table: Table, given: dict[str, str | None]) -> dict[str, str]:
+def _columns(table: Mapping[str, Any], given: Mapping[str, str | None]) -> dict[str, str]:
     """Which column holds which field.
 
     Raises:
@@ -144,17 +160,24 @@ def _columns(table: Table, given: dict[str, str | None]) -> dict[str, str]:
     return columns
 
 
-def _values(field: str, values: list[Any]) -> list[Any]:
-    """Labels as text, also where a table has numbers for them."""
-    return [value if value is None else str(value) for value in values] if field in _TEXTS else values
+def _values(field: str, values: Sequence[Any], *, spelled: bool) -> list[Any]:
+    """Labels as text, also where a table has numbers for them; of text the numbers that it spells."""
+    if spelled:
+        filled = (cell if cell.strip() else None for cell in values)
+        read = plain_text if field in _TEXTS else lambda cell: number(cell.strip())
+        return [cell if cell is None else read(cell) for cell in filled]
+    return [value if value is None or field not in _TEXTS else str(value) for value in values]
 
 
-def _in_table(problem: ApiProblem, columns: dict[str, str]) -> ApiProblem:
+def _in_table(problem: ApiProblem, table: _Table, columns: dict[str, str]) -> ApiProblem:
     """The problem with rows and columns as the table has them."""
 
     def place(found: re.Match[str]) -> str:
-        row = f"row {int(found[1]) + 1}"
-        return row if found[2] is None else f"{row}, {columns.get(found[2], found[2])}"
+        row = int(found[1])
+        if found[2] not in columns:
+            return table.rows[row]
+        column = columns[found[2]]
+        return f"{table.rows[row]}, {column}{table.cell(column, row)}"
 
     def told(text: str) -> str:
         return _PLACE.sub(place, text)
@@ -169,22 +192,53 @@ def _in_table(problem: ApiProblem, columns: dict[str, str]) -> ApiProblem:
     )
 
 
-def _load(path: Path, *, texts: Sequence[str]) -> Table:
-    """The columns of a file, whole numbers exactly, None where a cell is empty."""
-    import pyarrow
-    from pyarrow import csv, parquet  # heavy
+def _load(path: Path) -> _Table:
+    """The columns of a file.
 
+    Raises:
+        LonglawError: it cannot be read, is no table, or has two columns of a name.
+    """
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise LonglawError(f"{path} is neither .csv nor .parquet")
-    as_text = dict.fromkeys(texts, pyarrow.string())
-    cells = csv.ConvertOptions(column_types=as_text, null_values=[""], strings_can_be_null=True)
-    try:
-        found = csv.read_csv(path, convert_options=cells) if suffix == ".csv" else parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise LonglawError(f"cannot read {path}: {error}") from None
-    names = [name.strip() for name in found.column_names]
+    names, columns, rows = _csv(path) if suffix == ".csv" else _parquet(path)
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise LonglawError(f"{path} has several columns named {', '.join(doubled)}")
-    return dict(zip(names, (column.to_pylist() for column in found.columns), strict=True))
+        raise LonglawError(f"{path} has several columns named {', '.join(doubled) or '(without a name)'}")
+    return _Table(columns=dict(zip(names, columns, strict=True)), rows=rows, spelled=suffix == ".csv")
+
+
+def _csv(path: Path) -> tuple[list[str], list[Sequence[str]], list[str]]:
+    try:
+        (_, header), *rest = list(records(path.read_bytes().decode("utf-8-sig"))) or [(1, [])]
+    except UnicodeDecodeError as error:
+        raise LonglawError(f"cannot read {path}: it is not UTF-8 (byte {error.start})") from None
+    except (OSError, csv.Error) as error:
+        raise LonglawError(f"cannot read {path}: {error}") from None
+    if not header:
+        raise LonglawError(f"cannot read {path}: it is empty")
+    if hint := separator_hint(header):
+        raise LonglawError(f"cannot read {path}: its header is {shown(header[0])}{hint}")
+    for line, cells in rest:
+        if len(cells) != len(header):
+            raise LonglawError(f"cannot read {path}: line {line} {wrong_number_of_cells(cells, header)}")
+    columns: list[Sequence[str]] = [[cells[at] for _, cells in rest] for at in range(len(header))]
+    return [name.strip() for name in header], columns, [f"line {line}" for line, _ in rest]
+
+
+def _parquet(path: Path) -> tuple[list[str], list[Sequence[Any]], list[str]]:
+    import pyarrow
+    from pyarrow import parquet  # heavy
+
+    try:
+        found = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise LonglawError(f"cannot read {path}: {error}") from None
+    columns: list[Sequence[Any]] = []
+    for column in found.columns:
+        values = column.to_pylist()
+        if pyarrow.types.is_float16(column.type) or pyarrow.types.is_float32(column.type):
+            short = column.type.to_pandas_dtype()  # which tells that a count may have been rounded
+            values = [value if value is None else short(value) for value in values]
+        columns.append(values)
+    return [name.strip() for name in found.column_names], columns, [f"row {row}" for row in range(1, len(found) + 1)]

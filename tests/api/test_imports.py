@@ -267,6 +267,9 @@ def test_every_bad_line_is_named(lab: httpx.Client) -> None:
         (9, "long_tokens"),
         (9, "log_longppl"),
     ]
+    messages = [item["message"] for item in problem["errors"]]
+    assert "log_longppl: Input should be a valid number, not 'nan'" in messages
+    assert "long_tokens: Input should be a valid integer, not '1_000'" in messages
 
 
 def test_of_many_bad_rows_fifty_are_named_and_all_counted(lab: httpx.Client) -> None:
@@ -284,7 +287,11 @@ def test_of_many_bad_rows_fifty_are_named_and_all_counted(lab: httpx.Client) -> 
     [
         ("", "there is no column n_params"),
         ("N,Ds,Dl,loss\n", "The table has no rows."),
-        ("N;Ds;Dl;loss\n1;1;1;1\n", "'N;Ds;Dl;loss' is no column of observations"),
+        (
+            "N;Ds;Dl;loss\n1;1;1;1\n",
+            "'N;Ds;Dl;loss' is no column of observations (cells are separated by commas, not by ';')",
+        ),
+        (",N,Ds,Dl,loss\n0,1,1,1,1\n", "'' is no column of observations (an index? write the table without it)"),
         ("N,Ds,Dl,loss,traj\n1,1,1,1,0\n", "'traj' is no column of observations; they are n_params, short_tokens"),
         ("N,Ds,Dl,loss,n_params\n1,1,1,1,1\n", "n_params is given 2 times"),
         ("N,Ds,Dl\n1,1,1\n", "there is no column log_longppl or longppl"),

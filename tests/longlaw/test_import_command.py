@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,16 @@ def test_parquet_is_read_too(lab: Client, tmp_path: Path) -> None:
 def test_bad_rows_are_named_as_the_table_has_them(lab: Client, tmp_path: Path) -> None:
     table = _write(tmp_path, "N,Ds,Dl,loss\n31000000,1,1,1.5\n-1,1,1,1.5\n31000000,1,0,\n")
     said = _refused(lab, table, "bad")
-    assert "row 2, N: Input should be greater than 0" in said
-    assert "row 3, Dl: Input should be greater than 0" in said
+    assert "line 3, N '-1': Input should be greater than 0" in said
+    assert "line 4, Dl '0': Input should be greater than 0" in said
     assert "/observations" not in said
     table = _write(tmp_path, "N,Ds,Dl,loss\n1,1,1,1.5\n1,1,1,2.5\n")
-    assert "log_longppl is 2.5, and 1.5 in row 1, of the same N, D_s, D_l and seeds" in _refused(lab, table, "bad")
+    assert "log_longppl is 2.5, and 1.5 in line 2, of the same N, D_s, D_l and seeds" in _refused(lab, table, "bad")
+    said = _refused(lab, _write(tmp_path, "N,Ds,Dl,loss\n1,1,1,1.5\n\n31M,1,1,1.5\n1,1,2,nan\n"), "bad")
+    assert said.splitlines()[1:] == [
+        "  line 4, N '31M': Input should be a valid integer",
+        "  line 5, loss 'nan': Input should be a valid number",
+    ]
     assert "bad" not in {series.label.partition(":")[0] for series in lab.series()}
 
 
@@ -131,7 +137,11 @@ def test_bad_rows_are_named_as_the_table_has_them(lab: Client, tmp_path: Path) -
         ("N,Ds,Dl\n", (), "no column named loss or log_longppl (--loss-col); the table has: N, Ds, Dl"),
         ("N,Ds,Dl,loss\n", ("--n-col", "M"), "no column named M (--n-col)"),
         ("N,N,Dl,loss\n", (), "several columns named N"),
-        ("", (), "cannot read"),
+        ("", (), "it is empty"),
+        ("N,Ds,Dl,loss\n", (), "there are no rows"),
+        ("N;Ds;Dl;loss\n1;1;1;1,5\n", (), "cells are separated by commas, not by ';'"),
+        ("N,Ds,Dl,loss\n1,1,1,1\n1,1,1\n", (), "line 3 has 3 cells where the header has 4"),
+        ('N,Ds,Dl,loss\n1,1,1,"1\n', (), "Line 2 is not CSV"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_explained(
@@ -144,6 +154,29 @@ def test_files_that_are_no_tables_are_named(lab: Client, tmp_path: Path) -> None
     assert "neither .csv nor .parquet" in _refused(lab, _write(tmp_path, "x", name="table.txt"), "never")
     assert "cannot read" in _refused(lab, _write(tmp_path, "x", name="table.parquet"), "never")
     assert "cannot read" in _refused(lab, tmp_path / "absent.csv", "never")
+    (tmp_path / "latin.csv").write_bytes("N,Ds,Dl,lösung\n".encode("latin-1"))
+    assert "it is not UTF-8 (byte 9)" in _refused(lab, tmp_path / "latin.csv", "never")
+
+
+def test_an_index_is_not_read_and_whole_numbers_beside_others_stay_exact(lab: Client, tmp_path: Path) -> None:
+    table = _write(tmp_path, "\ufeff,N,Dl,loss,cluster\r\n0,1e3,9007199254740993,2,'=a\r\n1,1000,2e9,2,\r\n")
+    result = _asked(lab, table, "exact")
+    assert "columns that were not read: (without a name)" in result.stdout
+    series_id = _imported(lab, table, "exact")["series_id"]
+    rows = [(row.n_params, row.long_tokens, row.cluster) for row in lab.observations(series=series_id)]
+    assert rows == [(1000, 2**53 + 1, "=a"), (1000, 2 * 10**9, "N=1000/unknown/0")]
+
+
+def test_decimals_of_parquet_are_numbers_and_short_floats_no_large_counts(lab: Client, tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    frame = pd.DataFrame(COLUMNS | {"log_longppl": [Decimal("1.75"), Decimal("2.00")]})
+    frame.to_parquet(path)
+    rows = lab.observations(series=_imported(lab, path, "decimals")["series_id"])
+    assert [row.log_longppl for row in rows] == [1.75, 2.0]
+    frame.astype({"n_params": "float32"}).to_parquet(path)
+    assert "n_params is 31000000 in row 1, a float too short" in _refused(lab, path, "never")
+    frame.astype({"n_params": "float32"}).assign(n_params=np.float32(2**24)).to_parquet(path)
+    assert _imported(lab, path, "decimals")["inserted"] == 2
 
 
 @pytest.mark.parametrize(
@@ -171,6 +204,10 @@ def test_columns_are_taken_from_whatever_holds_them(lab: Client, table: Any) -> 
         ({"scale": ["a"]}, "all columns need the same number of rows, have n_params 2, .* scale 1"),
         ({"scale": "ab"}, "scale must be a list"),
         ({"long_seed": 7}, "long_seed must be a list"),
+        ({"n_params": np.array([1, 31e6], dtype=np.float32)}, "n_params is 31000000 in row 2, a float too short"),
+        ({"n_params": [np.float32(31e6), 1]}, "n_params is 31000000 in row 1, a float too short"),
+        ({"scale": ["a", b"b"]}, "scale is b'b' in row 2: only numbers and text"),
+        ({name: [] for name in COLUMNS}, "there are no rows"),
         ({"log_longppl": [1.0, -math.inf]}, "log_longppl is -inf in row 2"),
     ],
 )
