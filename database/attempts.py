@@ -1,11 +1,13 @@
 """What an attempt brings back. Its token fences every write: once superseded or over, it changes nothing.
 
-Rows are locked in one order, attempt before work, and each function is one short transaction of its caller.
+Rows are locked in one order, attempts by their ids and before their work, and each function is one short transaction of
+its caller.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -65,6 +67,11 @@ def renew(session: Session, token: uuid.UUID, *, lease_s: float, progress: resul
             progress_step=progress.step, loss=progress.loss, tokens_per_s=progress.tokens_per_s
         )
     return session.scalar(statement.returning(Attempt.id)) is not None
+
+
+def hold_attempts(session: Session, tokens: Collection[uuid.UUID]) -> None:
+    """Locks attempts in the order in which everybody does; for whoever changes several in one transaction."""
+    session.execute(select(Attempt.id).where(Attempt.token.in_(tokens)).order_by(Attempt.id).with_for_update())
 
 
 def record_checkpoint(session: Session, token: uuid.UUID, checkpoint: results.Checkpoint) -> bool:

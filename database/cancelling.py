@@ -48,27 +48,19 @@ class Withdrawn:
 def hold_work(session: Session, grid_id: uuid.UUID) -> None:
     """Keeps all open work that a grid claims, and its attempts, as they are until the transaction ends.
 
-    What does not run is locked first: nothing of it can begin then. An attempt that ends while we wait for it puts its
-    work back in the queue, so we look again until there is nothing new.
+    Call it while claims are held: an attempt that ends while we wait for it cannot be followed by another.
     """
-    attempts = select(Attempt.id).where(
-        Attempt.state == "RUNNING",
-        or_(Attempt.segment_id.in_(open_segments(grid_id)), Attempt.evaluation_id.in_(open_evaluations(grid_id))),
+    segments, evaluations = open_segments(grid_id), open_evaluations(grid_id)
+    session.execute(
+        select(Attempt.id)
+        .where(
+            Attempt.state == "RUNNING", or_(Attempt.segment_id.in_(segments), Attempt.evaluation_id.in_(evaluations))
+        )
+        .order_by(Attempt.id)
+        .with_for_update()
     )
-    waiting = ("PENDING", "READY")
-    statements = (
-        open_segments(grid_id, waiting).order_by(Segment.id).with_for_update(of=Segment),
-        open_evaluations(grid_id, waiting).order_by(Evaluation.id).with_for_update(of=Evaluation),
-        attempts.order_by(Attempt.id).with_for_update(of=Attempt),
-    )
-    held: set[tuple[int, int]] = set()
-    while True:
-        found = {(number, id) for number, rows in enumerate(statements) for id in session.scalars(rows)}
-        if found <= held:
-            break
-        held |= found
-    session.execute(open_segments(grid_id).order_by(Segment.id).with_for_update(of=Segment))
-    session.execute(open_evaluations(grid_id).order_by(Evaluation.id).with_for_update(of=Evaluation))
+    session.execute(segments.order_by(Segment.id).with_for_update(of=Segment))
+    session.execute(evaluations.order_by(Evaluation.id).with_for_update(of=Evaluation))
 
 
 def withdraw_claims(session: Session, grid_id: uuid.UUID) -> Withdrawn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from database.models import (
@@ -24,6 +24,19 @@ from database.models import (
     SegmentSave,
     SegmentSource,
 )
+
+#: The number of the advisory lock that verbs hold alone and whoever begins work shares: "claims" as an integer.
+_LOCK = int.from_bytes(b"claims", "big")
+
+
+def hold_claims(session: Session) -> None:
+    """Nothing begins until the transaction ends; whoever is about to begin something is waited for."""
+    session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+
+
+def may_begin(session: Session) -> bool:
+    """Whether nobody holds the claims; if so, nobody will until the transaction ends. Never waits."""
+    return bool(session.scalar(select(func.pg_try_advisory_xact_lock_shared(_LOCK))))
 
 
 def evaluation_held() -> ColumnElement[bool]:

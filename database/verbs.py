@@ -16,7 +16,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from database.cancelling import hold_work, withdraw_claims
-from database.claims import evaluation_held, lacks_a_save, open_evaluations, open_segments, segment_held
+from database.claims import evaluation_held, hold_claims, lacks_a_save, open_evaluations, open_segments, segment_held
 from database.errors import VerbNotAllowedError
 from database.events import record_event
 from database.models import Attempt, Event, Grid
@@ -86,7 +86,7 @@ def legal_verbs(state: str, *, paused: bool, failed: bool) -> tuple[Verb, ...]:
 def obey(session: Session, grid_id: uuid.UUID, verb: Verb) -> Obeyed | None:
     """Does to a grid what is asked, or tells what was done where nothing is left to do; None without such a grid.
 
-    Submissions and other verbs wait for the transaction to end.
+    Submissions and other verbs wait for the transaction to end, and nothing begins meanwhile.
 
     Raises:
         VerbNotAllowedError: the grid's state does not allow it; nothing has changed.
@@ -95,6 +95,7 @@ def obey(session: Session, grid_id: uuid.UUID, verb: Verb) -> Obeyed | None:
     grid = session.get(Grid, grid_id)
     if grid is None:
         return None
+    hold_claims(session)
     if verb in ("cancel", "retry-failed"):
         hold_work(session, grid_id)
     state = grid_states(session, [grid_id])[grid_id]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from database.claims import evaluation_held, missing_save, save_held, segment_held
+from database.claims import evaluation_held, may_begin, missing_save, save_held, segment_held
 from database.events import record_event
 from database.models import (
     OPEN_STATES,
@@ -117,7 +117,10 @@ def claim_segment(
     segment that lacks nothing is closed in passing.
     One that asks for more processes than workers are alive waits, with the reason, and is looked at again; one that
     asks for more than are free now is worth waiting for: nothing shorter may take its workers, or it would never run.
+    While a grid is being told something nothing is claimed.
     """
+    if not may_begin(session):
+        return None
     while (row := session.scalar(_next_segment())) is not None:
         run = _segment_run(session, row)
         if run is None:
@@ -157,7 +160,7 @@ def claim_evaluation(
     The first evaluation of an evaluator computes its key tokens for all others: until one has succeeded, one runs at a
     time.
     """
-    row = session.scalar(_next_evaluation())
+    row = session.scalar(_next_evaluation()) if may_begin(session) else None
     if row is None:
         return None
     segment = session.scalars(
@@ -242,7 +245,8 @@ def _segment_run(session: Session, row: Segment) -> SegmentRun | None:
     before = session.scalar(select(func.max(Checkpoint.step)).where(mine, Checkpoint.step < missing[0]))
     after = session.scalar(select(func.min(Checkpoint.step)).where(mine, Checkpoint.step > missing[0]))
     wanted = select(func.max(SegmentSave.step)).where(SegmentSave.segment_key == row.key, missing_save(), ~save_held())
-    last = session.scalar(wanted) or missing[-1]  # paused since the row was chosen: that acts at the next checkpoint
+    last = session.scalar(wanted)
+    assert last is not None  # else the segment is held
     segment = segment_from_json(row.spec)
     start: StoredCheckpoint | None = None
     start_sources: tuple[StoredCheckpoint, ...] = ()

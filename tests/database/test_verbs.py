@@ -16,6 +16,7 @@ from database.attempts import (
     RetryPolicy,
     fail_attempt,
     finish_segment,
+    hold_attempts,
     lose_attempts,
     record_checkpoint,
     record_evaluation,
@@ -154,6 +155,18 @@ def test_measured_cells_stay_measured(engine: Engine) -> None:
         assert standing is not None
         assert (standing.grid.state, standing.verbs, standing.progress.waiting) == ("CANCELLED", (), ())
         assert standing.progress.failures == ()
+
+
+def test_segment_that_lacks_nothing_any_more_ends_by_itself(engine: Engine) -> None:
+    grid_id = submitted(engine).grid_id
+    long = long_stage(engine, scheduler_row(engine))
+    record(engine, long, 8)
+    record(engine, long, 16)
+    done = asked(engine, grid_id, "cancel").counts
+    assert (done.segments, done.segments_kept, done.evaluations, done.attempts, done.tokens_saved) == (0, 0, 2, 0, 0)
+    with Session(engine) as session, session.begin():
+        assert finish_segment(session, long.token)
+    assert states(engine, Segment) == {"SUCCEEDED": 3}
 
 
 def test_same_grid_again_opens_new_generations_that_go_on_from_the_old_checkpoints(engine: Engine) -> None:
@@ -580,29 +593,39 @@ def test_a_scheduler_at_work_and_a_cancel_never_wait_for_each_other_in_a_circle(
     def schedule() -> int:
         turns = 0
         while not over.is_set():
-            claim = next_segment(engine, scheduler)
-            if claim is None:
-                if (evaluation := next_evaluation(engine, scheduler)) is not None:
-                    with Session(engine) as session, session.begin():
-                        record_evaluation(session, evaluation.token, evaluation_result())
-                continue
-            for step in claim.run.save_steps:
-                record(engine, claim, step)
+            claims = [claim for _ in range(2) if (claim := next_segment(engine, scheduler)) is not None]
+            tokens = tuple(claim.token for claim in reversed(claims))
             with Session(engine) as session, session.begin():
-                finish_segment(session, claim.token)
+                hold_attempts(session, tokens)
+                for token in tokens:
+                    renew(session, token, lease_s=60.0)
+            with Session(engine) as session, session.begin():
+                lose_attempts(session, scheduler_id=scheduler, held=tokens)
+                to_stop(session, scheduler_id=scheduler)
+            for claim in claims:
+                for step in claim.run.save_steps:
+                    record(engine, claim, step)
+                with Session(engine) as session, session.begin():
+                    finish_segment(session, claim.token)
+            with Session(engine) as session, session.begin():
+                promote(session)
                 fail_orphans(session)
-                lose_attempts(session, scheduler_id=scheduler, held=())
+            if (evaluation := next_evaluation(engine, scheduler)) is not None:
+                with Session(engine) as session, session.begin():
+                    record_evaluation(session, evaluation.token, evaluation_result())
             turns += 1
         return turns
 
     def cancel() -> list[Obeyed | VerbNotAllowedError]:
         done: list[Obeyed | VerbNotAllowedError] = []
-        for grid_id in grids:
-            try:
-                done.append(asked(engine, grid_id, "cancel"))
-            except VerbNotAllowedError as error:  # it was measured already
-                done.append(error)
-        over.set()
+        try:
+            for grid_id in grids:
+                try:
+                    done.append(asked(engine, grid_id, "cancel"))
+                except VerbNotAllowedError as error:  # it was measured already
+                    done.append(error)
+        finally:
+            over.set()
         return done
 
     turns, cancelled = together(schedule, cancel)
