@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from sqlalchemy import Engine, inspect, text
 
 from database import migrate
@@ -39,6 +40,27 @@ def test_three_processes_may_migrate_an_empty_database_at_once(empty_database: M
                     assert connection.execute(text("SELECT count(*) FROM alembic_version")).scalar_one() == 1
                 engine.dispose()
                 assert pending_changes(url) == []
+
+
+def test_verbs_can_be_taken_back_without_a_trace_in_the_read_contract(empty_database: MakeDatabase) -> None:
+    """A view that loses columns is made anew: its definition, its comments and the rights to it are what they were."""
+    told = text(
+        "SELECT c.relname, pg_get_viewdef(c.oid), obj_description(c.oid), c.relacl::text, a.attname,"
+        " col_description(c.oid, a.attnum) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
+        " WHERE c.relnamespace = 'research'::regnamespace ORDER BY c.relname, a.attnum"
+    )
+    with empty_database() as url:
+        engine = create_engine(url)
+        upgrade(url, "0005")
+        with engine.connect() as connection:
+            before = connection.execute(told).all()
+        upgrade(url, "0006")
+        with engine.connect() as connection:
+            assert len(connection.execute(told).all()) == len(before) + 2
+            command.downgrade(migrate._config(connection), "0005")
+            connection.commit()
+            assert connection.execute(told).all() == before
+        engine.dispose()
 
 
 def test_failing_migration_leaves_nothing_behind(
