@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import signal
 import sys
@@ -59,12 +60,16 @@ class Worker:
     ) -> None:
         if die_with_parent and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # Imported here and once: seconds of import would otherwise be paid by the first attempt.
+        # Imported here and once: seconds of import would otherwise be paid by the first attempt. A seventh of
+        # them would go into looking for garbage, of which imports make none.
+        gc.disable()
         import torch
 
         import workers.longppl
         import workers.train  # noqa: F401
 
+        gc.freeze()
+        gc.enable()
         torch.set_num_threads(threads)
         self._store = open_store(store, cache=Path(store_cache or tempfile.gettempdir()))
         self._news = threading.Condition()
