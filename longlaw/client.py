@@ -190,7 +190,7 @@ class Client:
         names = {"name": series, "protocol": protocol, "rule": rule, "metric": metric}
         names |= {name: value for name, value in (("evaluator", evaluator), ("family", family)) if value is not None}
         headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        body = to_json({"series": names, "observations": rows_of(observations)})
+        body = _written({"series": names, "observations": rows_of(observations)})
         answer = self._ask("POST", "/v1/observations:import", content=body, headers=headers)
         return _read(ObservationsImported, answer)
 
@@ -382,7 +382,19 @@ def _points(n_params: Sizes, short_tokens: Sizes, long_tokens: Sizes, **asked: A
             raise LonglawError(f"{name} is {wrong.flat[0]}: predictions need finite numbers")
     body = {name: value for name, value in asked.items() if value is not None}
     body["at"] = {name: columns[name].astype(np.float64).tolist() for name in at}
-    return {"content": to_json(body), "headers": {"Content-Type": "application/json"}}
+    return {"content": _written(body), "headers": {"Content-Type": "application/json"}}
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    """The body as JSON.
+
+    Raises:
+        LonglawError: a text in it is none, such as an argument of the command line that is not UTF-8.
+    """
+    try:
+        return to_json(body)
+    except ValueError as error:
+        raise LonglawError(f"this cannot be sent: {error}") from None
 
 
 def _id(text: str) -> str:

@@ -151,6 +151,11 @@ def _columns(table: Mapping[str, Any], given: Mapping[str, str | None]) -> dict[
     if "log_longppl" in columns and "longppl" in columns:
         both = f"{columns['log_longppl']} and {columns['longppl']}"
         raise LonglawError(f"{both} are both there: choose one with --loss-col or --ppl-col")
+    for column in dict.fromkeys(columns.values()):
+        meant = [field for field, taken in columns.items() if taken == column]
+        if len(meant) > 1:
+            options = " and ".join(_NAMES[field][1] for field in meant)
+            raise LonglawError(f"{column} cannot be {' and '.join(meant)} at once: see {options}")
     missing = [field for field in ("n_params", "long_tokens") if field not in columns]
     if "log_longppl" not in columns and "longppl" not in columns:
         missing.append("log_longppl")

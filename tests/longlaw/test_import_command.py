@@ -136,6 +136,11 @@ def test_bad_rows_are_named_as_the_table_has_them(lab: Client, tmp_path: Path) -
         ("N,Ds,Dl,loss,longppl\n", (), "loss and longppl are both there: choose one with --loss-col or --ppl-col"),
         ("N,Ds,Dl\n", (), "no column named loss or log_longppl (--loss-col); the table has: N, Ds, Dl"),
         ("N,Ds,Dl,loss\n", ("--n-col", "M"), "no column named M (--n-col)"),
+        (
+            "N,Ds,Dl,loss\n",
+            ("--n-col", "Ds"),
+            "Ds cannot be n_params and short_tokens at once: see --n-col and --short",
+        ),
         ("N,N,Dl,loss\n", (), "several columns named N"),
         ("", (), "it is empty"),
         ("N,Ds,Dl,loss\n", (), "there are no rows"),
@@ -214,6 +219,11 @@ def test_columns_are_taken_from_whatever_holds_them(lab: Client, table: Any) -> 
 def test_columns_that_cannot_be_sent_are_named(lab: Client, change: dict[str, Any], said: str) -> None:
     with pytest.raises(LonglawError, match=said):
         lab.import_observations(COLUMNS | change, series="never", protocol="constant")
+
+
+def test_a_name_that_is_no_text_is_not_sent(lab: Client) -> None:
+    with pytest.raises(LonglawError, match="cannot be sent"):
+        lab.import_observations(COLUMNS, series="\udcff", protocol="constant")
 
 
 def test_what_is_missing_and_needed_is_named_by_the_service(lab: Client) -> None:
