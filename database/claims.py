@@ -2,10 +2,13 @@
 
 A claim counts until its grid is cancelled. While a grid is paused its claims hold nothing up that others ask for, and
 set nothing going.
+
+Conditions are built once, since all that is nested in them takes milliseconds to put together.
 """
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Sequence
 
@@ -39,17 +42,20 @@ def may_begin(session: Session) -> bool:
     return bool(session.scalar(select(func.pg_try_advisory_xact_lock_shared(_LOCK))))
 
 
+@functools.cache
 def evaluation_held() -> ColumnElement[bool]:
     """Whether all grids that ask for an evaluation are paused; for statements over `Evaluation`."""
     return and_(_some_grid_is_paused(), ~_evaluation_claimed(Evaluation.key.expression))
 
 
+@functools.cache
 def segment_held() -> ColumnElement[bool]:
     """Whether a segment lacks only what paused grids ask for; for statements over `Segment`."""
     asked = exists().where(SegmentSave.segment_key == Segment.key, missing_save(), _asked_for(by_an_unpaused_grid=True))
     return and_(_some_grid_is_paused(), lacks_a_save(), ~asked)
 
 
+@functools.cache
 def save_held() -> ColumnElement[bool]:
     """Whether only paused grids ask for a scheduled checkpoint; for statements over `SegmentSave`."""
     return and_(_some_grid_is_paused(), ~_asked_for(by_an_unpaused_grid=True))

@@ -7,6 +7,7 @@ caller before any work starts. What the attempt brings back is recorded by `data
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import uuid
 from dataclasses import dataclass
 
@@ -212,6 +213,7 @@ def _due(not_before: ColumnElement[dt.datetime | None]) -> ColumnElement[bool]:
     return or_(not_before.is_(None), not_before <= func.now())
 
 
+@functools.cache  # it always reads the same, and a scheduler asks several times a second
 def _next_segment() -> Select[Segment]:
     return (
         select(Segment)
@@ -222,6 +224,7 @@ def _next_segment() -> Select[Segment]:
     )
 
 
+@functools.cache
 def _next_evaluation() -> Select[Evaluation]:
     other = aliased(Evaluation)
     same_evaluator = other.evaluator_id == Evaluation.evaluator_id
