@@ -144,7 +144,7 @@ def _live(console: Console) -> Iterator[Callable[[GridDetail], None]]:
 
 @contextlib.contextmanager
 def _in_lines(console: Console) -> Iterator[Callable[[GridDetail], None]]:
-    """A line when the state changes or another tenth of the tokens is done; the whole view if it ends badly."""
+    """A line when the state changes or a tenth more tokens are done; the whole view in the end if anything failed."""
     told: tuple[str, bool, int] | None = None
 
     def update(grid: GridDetail) -> None:
@@ -153,7 +153,7 @@ def _in_lines(console: Console) -> Iterator[Callable[[GridDetail], None]]:
         if now != told:
             console.print(progress_line(grid), highlight=False, soft_wrap=True)
             told = now
-        if grid.state in ENDED and grid.state != "SUCCEEDED":
+        if grid.state in ENDED and (grid.state != "SUCCEEDED" or grid.failures):  # follow-ups are no cells
             console.print(progress_view(grid))
 
     yield update

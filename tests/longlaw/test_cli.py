@@ -14,8 +14,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from api.models import Failure
 from longlaw.client import Client
-from longlaw.grid_commands import follow
+from longlaw.grid_commands import _in_lines, follow
 from tests.api import seeding
 from tests.longlaw.command_line import longlaw
 from tests.longlaw.conftest import Finished
@@ -90,6 +91,17 @@ def test_finished_grid_is_shown_and_watching_it_ends_at_once(finished: Finished)
     watched = longlaw("grid", "watch", url=finished.url)
     assert watched.returncode == 0
     assert watched.stdout.startswith("SUCCEEDED 100% of ")
+
+
+def test_a_failed_follow_up_is_told_although_all_cells_were_measured(finished: Finished) -> None:
+    with Client(finished.url) as client:
+        grid = client.grid(finished.grid_id)
+    failure = Failure(scale="d32", kind="SEGMENT", reason="CorpusError: set its copied_spans to 0", count=2)
+    lines = Console(file=io.StringIO(), width=120)
+    with _in_lines(lines) as update:
+        update(grid.model_copy(update={"failures": (failure,)}))
+    assert isinstance(lines.file, io.StringIO)
+    assert "set its copied_spans to 0" in lines.file.getvalue()
 
 
 def test_live_view_shows_a_bar_per_scale_and_ends_with_the_grid(finished: Finished) -> None:
