@@ -9,8 +9,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from database.engine import parse_url
-
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
@@ -48,6 +46,8 @@ class Settings(BaseSettings):
     @classmethod
     def _is_postgres(cls, url: SecretStr | None) -> SecretStr | None:
         if url is not None:
+            from database.engine import parse_url  # brings SQLAlchemy along, which commands on files do without
+
             parse_url(url.get_secret_value())
         return url
 

@@ -194,12 +194,13 @@ class Stack:
             StackError: it does not within `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
-            self.watch()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200:
-                    return
-            time.sleep(0.2)
+        with httpx.Client(base_url=self.url, timeout=5.0) as client:
+            while time.monotonic() < deadline_s:
+                self.watch()
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get("/readyz").status_code == 200:
+                        return
+                time.sleep(0.2)
         raise StackError(f"The API did not become ready within {timeout_s:g} s; see {self.logs / 'api.log'}.")
 
     def stop(self) -> None:

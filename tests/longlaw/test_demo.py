@@ -14,14 +14,14 @@ import pytest
 from database.settings import Settings
 from longlaw.stack import Stack, StackError
 
-ROOT = Path(__file__).parents[2]
+TINY = str(Path(__file__).parents[2] / "grids" / "tiny.yaml")
 
 
 def _demo(home: Path, *options: str) -> str:
     environment = {**os.environ, "LONGLAW_HOME": str(home), "COLUMNS": "200"}
     environment.pop("LONGLAW_DATABASE_URL", None)
     outcome = subprocess.run(
-        [sys.executable, "-m", "longlaw.cli", "demo", str(ROOT / "grids" / "tiny.yaml"), "--exit", *options],
+        [sys.executable, "-m", "longlaw.cli", "demo", TINY, "--exit", "--workers", "1", *options],
         env=environment,
         capture_output=True,
         text=True,
