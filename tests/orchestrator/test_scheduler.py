@@ -268,7 +268,8 @@ def test_paused_grid_ends_at_its_next_checkpoints_and_goes_on_without_a_trace_in
     lab.turn_until(all_closed)
     with Session(lab.engine) as session:
         again = select(Attempt.start_step).where(Attempt.segment_id.in_(stopped), Attempt.number == 2)
-        assert all(start_step is not None and start_step % 20 == 0 for start_step in session.scalars(again))
+        saved = {24, *range(20, 180, 20)}  # for the grid's cells, and every 20 steps
+        assert saved.issuperset(session.scalars(again))
         assert session.scalar(select(func.sum(Segment.infrastructure_failures + Segment.user_failures))) == 0
     assert measured_numbers(lab.engine) == undisturbed[1]
 
