@@ -6,11 +6,9 @@ import ipaddress
 import sys
 from typing import Annotated
 
-import uvicorn
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from api.app import create_app
 from database.embedded import running_url
 from database.engine import create_engine
 from database.errors import DatabaseError, DatabaseUnavailableError
@@ -60,6 +58,10 @@ def main() -> None:
         engine = create_engine(_database_url(settings), application_name="longlaw-api")
     except (PublicBindError, DatabaseError, ValidationError) as error:
         sys.exit(f"error: {error}")
+    import uvicorn  # and what follows: a second of imports, which a process that may not serve does without
+
+    from api.app import create_app
+
     app = create_app(engine, dispose=True)
     uvicorn.run(app, host=listen.host, port=listen.port, server_header=False, timeout_graceful_shutdown=10)
 
