@@ -106,6 +106,7 @@ class RayExecutor:
                 workers=len(self._slots), niceness=self._niceness, address=self._address, state_dir=self._state_dir
             )
         )
+        self._looked_at_s = time.monotonic()
         for slot in self._slots.values():
             self._hire(slot)
         return self
@@ -199,10 +200,10 @@ class RayExecutor:
     def _look_after(self) -> None:
         """Replaces dead workers, and kills those that outlive their grace or fell silent."""
         now = time.monotonic()
-        if now - self._looked_at_s > self._silence_limit_s / 2:  # nobody listened meanwhile, so nobody was silent
-            for slot in self._slots.values():
-                slot.polled_at_s = now
+        unheard_s = max(0.0, now - self._looked_at_s - self._silence_limit_s / 4)  # for so long nobody listened
         self._looked_at_s = now
+        for slot in self._slots.values():
+            slot.polled_at_s += unheard_s
         for slot in self._slots.values():
             if slot.actor is None:
                 if now >= slot.restart_at_s:
@@ -330,6 +331,8 @@ def _reason(worker: str, error: Exception) -> str:
     text = str(error).strip()
     if "low on memory" in text or "OutOfMemory" in type(error).__name__:
         return f"{worker} was killed because its machine ran low on memory"
+    if "node has died" in text or "node was terminated" in text or "ActorUnavailable" in type(error).__name__:
+        return f"{worker} is gone with its machine, or the network to it"
     if "creation task" in text:
         return f"{worker} could not start: {text.splitlines()[-1]}"
     if "SYSTEM_ERROR" in text:

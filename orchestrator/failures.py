@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+
 from database.attempts import Failure
 from orchestrator.reports import Failed, Lost
 
@@ -25,8 +27,6 @@ _INFRASTRUCTURE = frozenset(
         "ProcessLostError",
         "StoreError",
         "MemoryError",
-        "ConnectionError",
-        "OSError",
     }
 )
 #: Space comes back when someone makes some, and a store at a URL when its service does: not within seconds.
@@ -46,7 +46,13 @@ def failure_of(report: Failed | Lost) -> Failure:
     reason = f"{report.error}: {report.message}" if report.message else report.error
     if report.error in UNREADABLE:
         reason += "; where it stays so, `longlaw grid retry` trains it again"
-    if report.error in _INFRASTRUCTURE:
+    if report.error in _INFRASTRUCTURE or _is_os_error(report.error):
         wait_s = _STORE_BACKOFF_S if report.error == "StoreError" else 0.0
         return Failure(kind="infrastructure", reason=reason, min_backoff_s=wait_s)
     return Failure(kind="user", reason=reason, hopeless=report.error in _HOPELESS)
+
+
+def _is_os_error(name: str) -> bool:
+    """Whether Python's own error of that name is about files or connections: a time-out, a missing file, a reset."""
+    known = getattr(builtins, name, None)
+    return isinstance(known, type) and issubclass(known, OSError)

@@ -19,6 +19,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -189,6 +190,9 @@ def finish(
     except (OSError, SafetensorError) as error:
         if _is_full(error):
             raise StoreFullError(f"no space left in {store} for step {step} of segment {segment.id}") from error
+        number = _os_error(error)
+        if isinstance(error, SafetensorError) and number is not None:
+            raise OSError(number, str(error)) from error
         raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -327,7 +331,12 @@ def _fsync(path: Path) -> None:
 
 
 def _is_full(error: Exception) -> bool:
+    return _os_error(error) in _NO_SPACE
+
+
+def _os_error(error: Exception) -> int | None:
+    """The operating system's number of an error. That of safetensors is not Python's: it has it in words alone."""
     if isinstance(error, OSError):
-        return error.errno in _NO_SPACE
-    # The writer of safetensors is not Python's: it names the error in words alone.
-    return any(f"(os error {code})" in str(error) for code in _NO_SPACE)
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return None if found is None else int(found[1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import uuid
 from pathlib import Path
 
 from workers import mirror
@@ -21,4 +23,7 @@ def whole_checkpoints(store: Path, segment: str) -> dict[int, str]:
 def remove_unfinished(store: Path, segment: str) -> None:
     """Removes what killed writers of a segment left behind; only for whoever knows that nobody is writing."""
     for path in (store / CHECKPOINTS / segment).glob(f".*{UNFINISHED}"):
-        shutil.rmtree(path, ignore_errors=True)
+        aside = path.with_name(f".{uuid.uuid4().hex}{UNFINISHED}")
+        with contextlib.suppress(OSError):
+            path.rename(aside)  # at once: a writer that comes back must not seal what is left of a half-removed folder
+        shutil.rmtree(aside, ignore_errors=True)

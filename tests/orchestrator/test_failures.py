@@ -25,6 +25,10 @@ TOKEN = uuid.uuid4()
         ("CheckpointConflictError", "infrastructure", False),
         ("ProcessLostError", "infrastructure", False),
         ("MemoryError", "infrastructure", False),
+        ("OSError", "infrastructure", False),
+        ("ConnectionResetError", "infrastructure", False),
+        ("FileNotFoundError", "infrastructure", False),
+        ("print", "user", False),
     ],
 )
 def test_exceptions_are_classed(error: str, kind: FailureKind, hopeless: bool) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from tests.workers.child_processes import NOT_PERMITTED, fill_small_store, fork_server, write_for_ever
 from tests.workers.tiny_training import SHAPE, segment_of, short_stage, trained
 from workers import checkpoint
-from workers.checkpoint_content import CONVOLVED_TYPE
+from workers.checkpoint_content import CONVOLVED_TYPE, capture
 from workers.errors import CheckpointConflictError, CheckpointCorruptError, CheckpointMissingError
 from workers.leftovers import remove_unfinished
 from workers.model import built_rope_base, load_weights
@@ -118,6 +118,15 @@ def test_leftovers_are_neither_listed_nor_found(tmp_path: Path) -> None:
     remove_unfinished(tmp_path, SEGMENT.id)
     assert not leftover.exists()
     assert checkpoint.find(tmp_path, stored.ref) == stored
+
+
+def test_writer_that_comes_back_after_its_folder_was_cleared_away_changes_nothing(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    building = checkpoint.begin(tmp_path, SEGMENT, 1)
+    remove_unfinished(tmp_path, SEGMENT.id)
+    with pytest.raises(OSError, match="No such file"):
+        checkpoint.finish(tmp_path, SEGMENT, 1, building, capture(model, (optimizer,)))
+    assert list(building.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize(
