@@ -132,7 +132,11 @@ def test_patience_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 def test_command_that_waits_says_so_and_ends_with_ctrl_c() -> None:
     command = [sys.executable, "-m", "longlaw.cli", "grid", "watch", "--url", NOWHERE]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "LONGLAW_PATIENCE_S": "3600"}
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LONGLAW_PATIENCE_S": "3600"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     assert process.stderr is not None
     with process:
