@@ -145,11 +145,12 @@ def _running(command: list[str], environment: dict[str, str], *, log: Path) -> I
 
 def _wait_until_ready(url: str) -> None:
     deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/readyz").status_code == 200:
-                return
-        time.sleep(0.2)
+    with httpx.Client(base_url=url) as http:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(httpx.TransportError):
+                if http.get("/readyz").status_code == 200:
+                    return
+            time.sleep(0.2)
     pytest.fail("the API did not become ready")
 
 
