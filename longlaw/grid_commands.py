@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from api.models import GridDetail
+from database.settings import Settings
 from longlaw.client import ENDED, Client
 from longlaw.errors import LonglawError
 from longlaw.grid_document import read_grid_file, resolve_corpora
@@ -71,8 +72,6 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Launch a grid: what it needs and does not find is trained. Corpora are looked up in LONGLAW_STORE."""
-    from database.settings import Settings  # brings SQLAlchemy along, which no other command here needs
-
     document = resolve_corpora(read_grid_file(file), Settings().store)
     with Client(url) as client:
         created = client.submit(document, idempotency_key=idempotency_key)
