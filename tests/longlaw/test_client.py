@@ -180,7 +180,8 @@ def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, fin
 def test_package_imports_nothing_heavy_until_it_is_asked() -> None:
     program = (
         "import sys, longlaw; assert not {'numpy', 'httpx', 'pydantic'} & set(sys.modules);"
-        "from longlaw import Client, fit; assert not {'torch', 'fastapi', 'ray', 'sqlalchemy'} & set(sys.modules)"
+        "from longlaw import Client, fit, data_commands;"
+        "assert not {'torch', 'fastapi', 'ray', 'sqlalchemy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
